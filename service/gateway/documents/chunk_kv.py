@@ -76,11 +76,11 @@ class ChunkKVs:
     async def to_store(
         self, scope: Scope, doc_ids: Sequence[str], max_context: int
     ) -> tuple[list[ChunkKV], list[ChunkKV]]:
-        """Choose the prefixes with which the chunks of these documents are computed, for a model
-        that takes so many tokens.
+        """Choose the prefixes of the chunks of these documents, for a model that takes so many
+        tokens.
 
         Returns all chunks, each with the copy that is to be stored, if it has a prefix; and copies
-        with prefixes that were chosen earlier, which are to be purged.
+        with earlier prefixes, which are to be purged.
         """
         chunks = await self.of(scope, doc_ids)
         if not self.has_copies:

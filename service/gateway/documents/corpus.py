@@ -43,13 +43,8 @@ PRUNE_PAUSE_S = 3600.0
 
 
 class Corpus:
-    """The corpus of one gateway; between start() and close() its loops work off what was accepted.
-
-    Attributes:
-        jobs: Accepts documents.
-        documents: Lists and deletes them.
-        spool: Holds large uploads until they are indexed.
-    """
+    """The corpus of one gateway; between start() and close() its loops work off what was
+    accepted."""
 
     def __init__(
         self,

@@ -47,11 +47,7 @@ class DocumentService:
         )
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
-        """Return one document with its text.
-
-        Raises:
-            NotFound: There is no such document.
-        """
+        """Return one document with its text; raises NotFound."""
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
         found = await self._retriever.run(self._retriever.catalog.get, doc_id, scope=scope)
@@ -68,11 +64,7 @@ class DocumentService:
         return await self._retriever.run(self._retriever.catalog.chunks_of, doc_id, scope=scope)
 
     async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
-        """Pin or unpin a document: the KV of a pinned one is computed again if a tier evicts it.
-
-        Raises:
-            NotFound: There is no such document.
-        """
+        """Pin or unpin a document: the KV of a pinned one is computed again if a tier evicts it."""
         self._retriever.require()
         set_pinned = self._retriever.catalog.set_pinned
         doc_id = await self._name(scope, doc_id)
@@ -88,11 +80,7 @@ class DocumentService:
         return await self._retriever.run(catalog.collections, principal.tenant, principal.view)
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
-        """Remove a document's text, its vectors, and its KV in every tier.
-
-        Raises:
-            NotFound: There is no such document.
-        """
+        """Remove a document's text, its vectors, and its KV in every tier; raises NotFound."""
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
         async with self._purges.catalog_lock:
@@ -130,11 +118,8 @@ class DocumentService:
         return name if there is None else doc_id
 
     async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
-        """Return the receipt of a deletion as it is now.
-
-        Raises:
-            NotFound: The tenant has no such receipt, or it names what the sender may not read.
-        """
+        """Return the receipt of a deletion as it is now; raises NotFound, also if it names what the
+        sender may not read."""
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, principal.tenant)
         if found is None or not all(map(principal.view.shows, found[1])):
             raise NotFound(

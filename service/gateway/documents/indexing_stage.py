@@ -52,16 +52,8 @@ TITLE_CUT = ParseWarning(
 
 
 class IndexingStage:
-    """Indexes the documents of a queue, a batch at a time.
-
-    Args:
-        purges: Of KV of revisions that are replaced.
-        on_warnings: Called with the warnings of every document that is indexed.
-        aside: Whether documents that take long are worked on beside the others.
-
-    Attributes:
-        long: Documents that take long; None: they are as all others.
-    """
+    """Indexes the documents of a queue, a batch at a time; those that take long (`long`) beside the
+    others, if they go `aside`."""
 
     def __init__(
         self,
@@ -86,10 +78,8 @@ class IndexingStage:
             )  # fmt: skip
 
     def cancel(self, job_id: str) -> None:
-        """End what is being done for the long documents of a job, which are cancelled already.
-
-        Of others a batch is indexed without those that were cancelled.
-        """
+        """End what is being done for a job's long documents; a batch is indexed without those that
+        were cancelled."""
         if self.long is not None:
             self.long.cancel(job_id)
 

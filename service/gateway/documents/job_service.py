@@ -69,16 +69,12 @@ class JobService:
         documents: AsyncIterator[IngestDocument],
         idempotency_key: str | None = None,
     ) -> Job:
-        """Accept documents as they come in. On return all of them are on disk, or none. The same
+        """Accept documents as they come in: on return all of them are on disk, or none. The same
         key with the same documents gets the same job.
 
-        Raises:
-            Conflict: A request with the same key is in flight.
-            InvalidRequest: The key was used for other documents.
-            DiskFull: There is no room for them.
-            QuotaExceeded: The sender's key or tenant may not have so many documents or bytes.
-            Forbidden: A document would have readers that the sender is none of.
-            KvstitchError: Whatever reading the documents raises.
+        Raises Conflict if a request with the same key is in flight, InvalidRequest if it was used
+        for other documents, DiskFull, QuotaExceeded, Forbidden if a document would have readers
+        that the sender is none of, and what reading the documents raises.
         """
         tenant = principal.tenant
         with self._exclusive_use(tenant, idempotency_key):
@@ -113,21 +109,13 @@ class JobService:
         return await self._get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
-        """Return one job, with the errors of so many documents that failed.
-
-        Raises:
-            NotFound: The tenant has no such job.
-        """
+        """Return one job, with the errors of so many documents that failed; raises NotFound."""
         return await self._get(principal, job_id, max_errors, await self._stopped_by())
 
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
     ) -> JobList:
-        """Return jobs, newest first.
-
-        Raises:
-            InvalidRequest: The cursor is not one that a page has given out.
-        """
+        """Return jobs, newest first."""
         if cursor is not None and not (
             cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_CURSOR_DIGITS
         ):
@@ -143,12 +131,8 @@ class JobService:
         return JobList(jobs=jobs, next_cursor=next_cursor)
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
-        """Cancel the documents of a job that are not done.
-
-        Raises:
-            NotFound: There is no such job.
-            Conflict: It has ended already.
-        """
+        """Cancel the documents of a job that are not done; raises NotFound, or Conflict if it has
+        ended."""
         async with self._purges.catalog_lock:  # not while a batch is being indexed
             job = await self._get(principal, job_id)
             if job.ended and job.state != "cancelled":

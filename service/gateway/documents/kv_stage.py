@@ -23,11 +23,8 @@ MAX_CRASHES = 3  # a document during which the worker died this often fails
 
 
 class KvStage:
-    """Has the KV of a queue's indexed documents stored, a batch at a time, beside the first stage.
-
-    A batch of which no document could be stored, perhaps because a tier is away for a moment, is
-    tried again after `wait_again_s`.
-    """
+    """Has the KV of a queue's indexed documents stored, a batch at a time. A batch of which none
+    could be stored, perhaps because a tier is away, is tried again after `wait_again_s`."""
 
     def __init__(
         self,

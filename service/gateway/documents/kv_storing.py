@@ -85,14 +85,8 @@ class BatchProgress:
 
 
 class KvStoring:
-    """Has KV stored by a worker.
-
-    Args:
-        loras: The LoRA adapters with which chunks are computed, besides the base model.
-        on_reply: Called with each of the worker's replies, its LoRA adapter ("": the base model),
-            and its share of the tokens of the chunk.
-        complete: Whether a document is done only when its chunks are stored without a prefix, too.
-    """
+    """Has KV stored by a worker, for the base model and these LoRA adapters. If `complete`, a
+    document is done only when its chunks are stored without a prefix, too."""
 
     def __init__(
         self,

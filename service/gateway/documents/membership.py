@@ -52,15 +52,8 @@ class OpenWork:
 
 
 class Membership:
-    """This member among the others. Thread-safe; every call blocks.
-
-    Args:
-        database: It names this member, anew in each process.
-        name: Of this member, for people.
-        data_dir: Where a gateway remembers the id that it had before; None: it only ingests, and
-            deletions do not wait for it.
-        kv_dir: Where it keeps KV on a disk of its own; None: it keeps none there.
-    """
+    """This member among the others. Thread-safe; every call blocks. Without `data_dir` it only
+    ingests, and deletions do not wait for it."""
 
     def __init__(
         self,
@@ -77,11 +70,8 @@ class Membership:
         self._kv_dir = kv_dir
 
     def join(self) -> None:
-        """Become a member, before anything is served; the database must have been started.
-
-        Purges that this gateway made earlier still count, unless it was forgotten: then its KV is
-        deleted.
-        """
+        """Become a member, before anything is served. Purges that this gateway made earlier still
+        count, unless it was forgotten: then its KV is deleted."""
         known_before = self._file is not None and self._file.exists()
         before = self._file.read_text(encoding="ascii") if self._file and known_before else ""
         keeps_kv = ON_DISK if self._kv_dir else NOWHERE if self._file is None else IN_MEMORY

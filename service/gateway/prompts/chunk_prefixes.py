@@ -18,28 +18,16 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class ChosenPrefix:
-    """A chunk with the prefix that was chosen for it.
-
-    Attributes:
-        chunk: What is to be stored.
-        replaced: The same chunk with the prefixes that it had before, which is to be purged.
-    """
+    """A chunk with the prefix that was chosen for it, and with those that it had before, which are
+    to be purged."""
 
     chunk: ChunkTokens
     replaced: list[ChunkTokens] = field(default_factory=list)
 
 
 class ChunkPrefixes:
-    """Adds prefixes to chunks. Thread-safe; every call blocks for a look-up on disk.
-
-    Args:
-        prompts: Encodes chunks.
-        remembered: Which chunks form each chunk's prefix.
-        rule: Which prefixes chunks get; None if the prefix mode has none.
-
-    Attributes:
-        kind: Of prefixes; None if the prefix mode has none.
-    """
+    """Adds prefixes to chunks, of a `kind` (None: there are none). Thread-safe; every call blocks
+    for a look-up on disk."""
 
     def __init__(
         self, prompts: PromptBuilder, remembered: PrefixChunks, rule: PrefixRule | None
@@ -74,16 +62,8 @@ class ChunkPrefixes:
         ]
 
     def choose(self, chunks: Sequence[Chunk], scope: Scope, max_context: int) -> list[ChosenPrefix]:
-        """Choose the prefixes of chunks that are about to be computed.
-
-        A prefix stays as it is unless it has fewer chunks than wanted: the collection may have
-        grown.
-
-        Args:
-            chunks: The chunks.
-            scope: Their tenant and collection.
-            max_context: Tokens that the model takes.
-        """
+        """Choose the prefixes of chunks that are about to be computed; one that has enough chunks
+        stays as it is."""
         assert self._rule is not None
         texts = _Texts(self._prompts)
         before = self.remembered.of([chunk.chunk_id for chunk in chunks], self._rule.kind)
@@ -116,14 +96,10 @@ class ChunkPrefixes:
         self, chunk_ids: Sequence[int], *, together: bool = False
     ) -> dict[int, list[ChunkTokens]]:
         """Return what is stored of these chunks with a prefix, and of chunks with them in theirs,
-        with the parts of these prefixes: they have seen what stands before them.
+        with the parts of these prefixes. Call it before any of them is removed.
 
-        Call it before any of them is removed: all of it holds their text, or follows from it. As
-        the chunks of a document are removed together, what holds several of them comes once for
-        the document, with the first of these.
-
-        Args:
-            together: All of the chunks are removed together.
+        If they are removed `together`, what holds several of them comes once, with the first of
+        these.
         """
         removed = _RemovedCopies(_Texts(self._prompts), chunk_ids, together)
         behind = self.remembered.behind(chunk_ids).values()

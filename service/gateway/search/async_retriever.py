@@ -47,11 +47,7 @@ GIVE_BACK_S = 1.0
 
 
 class AsyncRetriever:
-    """Documents and passages, for coroutines. It starts and closes what it is given.
-
-    Args:
-        disk: Recognises errors of a full disk; None: they are errors like any other.
-    """
+    """Documents and passages, for coroutines. It starts and closes what it is given."""
 
     def __init__(
         self,

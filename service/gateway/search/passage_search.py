@@ -50,13 +50,7 @@ _NO_URLS: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True)
 class FoundPassages:
-    """What a search found, best first, and how long its steps took.
-
-    Attributes:
-        query: What was searched in the end: without `joined` where that added nothing; None: the
-            passages came with the request.
-        below_floor: Scores of the passages that `min_score` left out, best first.
-    """
+    """What a search found, best first, and how long its steps took."""
 
     query: SearchQuery | None
     passages: list[Passage]
@@ -109,16 +103,9 @@ class PassageSearch:
         return await self._retriever.run(finish, found)
 
     def find(self, query: SearchQuery) -> FoundPassages:
-        """Find the best passages for a query, joined with earlier questions or not. Blocks.
-
-        Returns:
-            At most `query.top_k` passages, none below `query.min_score`; or more candidates, of
-            any score, if they are to be reranked.
-
-        Raises:
-            NotFound: A named document is not stored.
-            InvalidRequest: A reranker is asked for and the service has none.
-        """
+        """Find the best passages for a query, joined with earlier questions or not; more
+        candidates, of any score, if they are to be reranked. Blocks. Raises NotFound,
+        InvalidRequest."""
         if query.doc_ids is not None:
             self.require_documents(query.doc_ids, query.scope)
         if query.rerank and self._retriever.reranker is None:
@@ -239,15 +226,8 @@ class PassageSearch:
 
 
 def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | None:
-    """Join the question with the user's earlier ones, which follow it, the latest first.
-
-    Args:
-        turns: A normalised conversation.
-        question: The part of the user's last text that is searched for; None: all of it.
-
-    Returns:
-        None: nothing was asked before.
-    """
+    """Join the question, or the part of it that is searched for, with the user's earlier ones, the
+    latest first; None: there are none."""
     asked = [turn.text for turn in reversed(turns) if turn.role == "user" and turn.text.strip()]
     if len(asked) < 2:
         return None

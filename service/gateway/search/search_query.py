@@ -81,14 +81,7 @@ _HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has n
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """One search for passages.
-
-    Attributes:
-        joined: The text together with earlier questions, searched beside it; None: nothing is.
-        doc_ids: Search only these documents; None: all.
-        rerank: Whether the reranker has the last word on the order.
-        min_score: Passages with a lower `score` are left out; None: none are.
-    """
+    """What is searched for, and where; `joined` is the question with earlier ones."""
 
     text: str
     top_k: int

@@ -12,9 +12,10 @@ CHANGING = 0x6B76_0003  # number of the advisory lock
 
 class CatalogLock:
     """The lock on the catalog: held from adding the purges for a change until the change is made.
+    Not reentrant.
 
     In one process it is a lock of asyncio. Where several gateways share a database it is also an
-    advisory lock of PostgreSQL, which ends with the session of a gateway that dies. Not reentrant.
+    advisory lock of PostgreSQL, which ends with the session of a gateway that dies.
     """
 
     def __init__(self, database: Database | None = None) -> None:

@@ -95,10 +95,8 @@ class PurgeQueue:
 
     @asynccontextmanager
     async def storing(self, chunks: Sequence[ChunkKV]) -> AsyncIterator[None]:
-        """Hold this while the KV of these chunks is computed and stored.
-
-        Their purges wait until it is left. Chunks that were deleted meanwhile are then purged.
-        """
+        """Hold this while the KV of these chunks is computed: their purges wait. Chunks that were
+        deleted meanwhile are purged then."""
         await asyncio.to_thread(self._store.record_contents, chunks)
         chunk_ids = {chunk.chunk_id for chunk in chunks}
         self._being_stored |= chunk_ids

@@ -55,10 +55,8 @@ def spool_place(name: str) -> bytes:
 
 @dataclass(frozen=True)
 class IngestDocument:
-    """A document on its way in, from the moment it is sent until its KV is stored.
-
-    Kind, content, title and metadata are kept no longer than until it is indexed.
-    """
+    """A document on its way in, until its KV is stored. Kind, content, title and metadata are kept
+    no longer than until it is indexed."""
 
     doc_id: str  # its name within the collection
     collection: str

@@ -109,15 +109,9 @@ class JobStore:
     ) -> None:
         """Commit the job: from here on it is worked off, whatever happens to this process.
 
-        Args:
-            check: Called with (documents, bytes) that the tenant will have once this job is done,
-                and all before it; what it raises refuses the job. Jobs of the tenant are accepted
-                one at a time then, over all gateways.
-
-        Raises:
-            AlreadyThere: Another gateway has accepted a job with this key meanwhile.
-            DatabaseUnavailable: PostgreSQL does not answer, or has forgotten the job because this
-                gateway was silent for too long.
+        `check` is called with (documents, bytes) that the tenant will have once this job is done,
+        and all before it; what it raises refuses the job. Raises AlreadyThere if another gateway
+        has accepted a job with this key meanwhile.
         """
         accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued",
                     "readers": json.dumps(sorted(set(readers) - {EVERYBODY}))}  # fmt: skip

@@ -84,15 +84,7 @@ class Decoded:
 
 
 def decode(content: bytes, label: str = "") -> Decoded:
-    """Decode bytes.
-
-    Args:
-        content: The file.
-        label: The charset that the file, or who sent it, names; may be empty, wrong or unknown.
-
-    Raises:
-        InvalidRequest: It is no text, or its charset cannot be told.
-    """
+    """Return the text of bytes in the charset that is declared or, if it is not, guessed."""
     for mark, name in _MARKS:
         # A UTF-16 mark before two NULs is one of UTF-32.
         if content.startswith(mark):

@@ -42,15 +42,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class ParseWarning:
-    """Something of a file that is not in its text, or that may be wrong there.
-
-    Attributes:
-        code: What kind of thing, for programs: words joined by underscores, which stay the same.
-        message: A sentence for people, with what to do if something can be done.
-        places: Labels of the pages, slides or sheets where it is; empty if it has no such place.
-            At most MAX_PLACES, so `count` may be larger.
-        count: How many there are.
-    """
+    """Something that is not in the text of a file, or may be wrong there, `count` times, in these
+    places."""
 
     code: str
     message: str

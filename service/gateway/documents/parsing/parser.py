@@ -92,9 +92,7 @@ class FileLimits:
 async def parse_file(
     kind: str, content: bytes | Path | SpooledFile, limits: FileLimits, charset: str = ""
 ) -> ParsedFile:
-    """Parse content, or a file on disk, in a process of its own; text is read in this charset
-    unless it is UTF-8.
-    """
+    """Parse content in a process of its own; text is read in this charset unless it is UTF-8."""
     if (found := format_of(kind)) is None:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     reader = "" if limits.pictures is None else limits.pictures.reader
@@ -200,13 +198,8 @@ class DocumentParser:
         self._limits = limits
 
     async def document(self, item: IngestDocument) -> ParsedDocument:
-        """Return the document with its text, and marks where pages and headings begin.
-
-        Without a title it gets the one in the file, else the file's name.
-
-        Raises:
-            InvalidRequest: The file cannot be parsed; the message says why.
-        """
+        """Return the document with its text and marks; without a title it gets the file's, else the
+        file's name. Raises InvalidRequest."""
         content = item.content
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:

@@ -28,18 +28,7 @@ def line_limit(document_bytes: int) -> int:
 
 
 def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
-    """Read a document that is sent as a line of JSON.
-
-    Args:
-        line: UTF-8.
-        number: Of the line, for errors.
-        max_values: Values that it may hold, nested ones counted.
-
-    Raises:
-        BodyTooLarge: It holds more.
-        MalformedBody: It is not JSON.
-        InvalidRequest: A field is wrong; the error names it.
-    """
+    """Return the document of a line of NDJSON, None of an empty one; raises InvalidRequest."""
     place = f"line {number}"
     if has_more_values(line, max_values):
         raise BodyTooLarge(
@@ -84,13 +73,7 @@ def file_document(
     readers: Sequence[str] = (),
     charset: str = "",
 ) -> IngestDocument:
-    """Return a file as a document called `name`.
-
-    A text file without a title gets its file name without the suffix.
-
-    Raises:
-        InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
-    """
+    """Return an uploaded file as a document; raises InvalidRequest."""
     name = composed(name)
     if kind == "text" and not title:
         title = PurePath(name).stem

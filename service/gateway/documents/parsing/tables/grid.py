@@ -12,13 +12,7 @@ MAX_COLUMNS = 16_384  # Excel's; spans beyond it are cut
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell, and over how many rows and columns it is merged.
-
-    Attributes:
-        text: What stands in it, on one line.
-        rows: 1, or more if it covers the rows below.
-        columns: 1, or more if it covers the columns to its right.
-    """
+    """A cell, with its text on one line, and over how many rows and columns it is merged."""
 
     text: str
     rows: int = 1

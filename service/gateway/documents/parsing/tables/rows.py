@@ -38,16 +38,10 @@ def add_rows(
 ) -> int:
     """Add a table, one line per row that is not blank; returns how many rows had text.
 
-    Args:
-        out: Where the lines go.
-        rows: Cells from left to right. A cell that spans is given once, where it begins, and what
-            it covers is not given, as in HTML.
-        headers: So many first rows are known to name the columns; 0: none does. None: they are
-            looked for, also below a title, and again in tables that stand below one another.
-        delimited: The place of a cell comes from counting separators. Then the first full row is
-            the header where nothing speaks against it, and a row with more cells than the header
-            is written without names, because its cells are shifted.
-        laid_out: The rows are a grid: see `grid`.
+    A cell that spans is given once, where it begins. So many first rows (`headers`) name the
+    columns; None: they are looked for. If cells come from counting separators (`delimited`), the
+    first full row is the header where nothing speaks against it, and a row with more cells than it
+    is written without names. `laid_out`: the rows are a grid already.
     """
     table = _Table(out, delimited=delimited)
     laid = cast(Iterator[Row], iter(rows)) if laid_out else grid(rows)
