@@ -1,12 +1,12 @@
 # make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
-#               (DEMO="--questions all", "--small": docs/demo.md)
+#               (DEMO="--questions all", "--small": docs/console.md)
 # make test    everything CI runs apart from `make check`, in three processes
 # make test-slow  what takes too long for that: Ray clusters, training, chaos, other people's clients,
 #               and every combination of methods, families and prompts
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
-#               docs/loadtest.md)
-# make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/chaos.md)
+#               docs/testing.md#load)
+# make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/testing.md#chaos)
 # make containers  build the image (from Debian's packages where no registry is in reach), try it alone
 #               and with the compose file; needs a running Docker. make containers-fleet: only the
 #               upgrade and the kills of two gateways and two workers under load

@@ -40,7 +40,7 @@ BASELINE = Method("vanilla")
 
 PROSE_METHOD = Method("question_scout", (("ratio", 0.4),))
 """What the real model's answers are shown with. On the development half four of five answers are
-full prefill's; at 0.15, the service's default, half of them are (docs/demo.md)."""
+full prefill's; at 0.15, the service's default, half of them are (docs/console.md)."""
 
 
 @dataclass(frozen=True)

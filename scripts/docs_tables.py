@@ -127,20 +127,31 @@ def _with_tables(page: str, name: str, tables: str) -> str:
 
 
 def _field_tables() -> Iterator[str]:
+    """Yield the tables of every object, one for each treatment; fields of which the same is true
+    share a row, and what is as for chats is not said again."""
     for title, rules in TABLES.items():
-        yield from (f"### {title}\n", "| field | here | |", "|---|---|---|")
-        ordered = sorted(rules.items(), key=lambda item: (_ORDER[item[1].treatment], item[0]))
-        for name, rule in ordered:
-            yield f"| `{name}` | {rule.treatment} | {_why(rule)} |"
-        yield ""
+        yield f"### {title}\n"
+        same = [] if rules is _CHAT else [n for n in sorted(rules) if rules[n] == _CHAT.get(n)]
+        if same:
+            yield f"As for chats: {', '.join(f'`{name}`' for name in same)}.\n"
+        for treatment in ("honoured", "noted", "refused"):
+            rows: dict[str, list[str]] = {}
+            for name, rule in sorted(rules.items()):
+                if rule.treatment == treatment and name not in same:
+                    rows.setdefault(rule.why, []).append(_field(name, rule))
+            if rows:
+                yield from (f"| {treatment} | |", "|---|---|")
+                yield from (f"| {', '.join(names)} | {why} |" for why, names in rows.items())
+                yield ""
 
 
-_ORDER = {"honoured": 0, "noted": 1, "refused": 2}
+_CHAT = field_table.CHAT
 
 
-def _why(rule: FieldRule) -> str:
-    harmless = ", ".join(f"`{json.dumps(value)}`" for value in rule.harmless)
-    return rule.why + (f"; accepted: {harmless}" if harmless else "")
+def _field(name: str, rule: FieldRule) -> str:
+    """Return a field with the values of it that are accepted without a word."""
+    harmless = " ".join(f"`{json.dumps(value)}`" for value in rule.harmless)
+    return f"`{name}`" + (f" ({harmless})" if harmless else "")
 
 
 def models_page(page: str) -> str:

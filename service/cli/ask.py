@@ -27,7 +27,7 @@ FULL_PREFILL = "vanilla"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("question", metavar="QUESTION")
-    add("--method", help="fusion method (default: the service's); auto: see docs/tune.md")
+    add("--method", help="fusion method (default: the service's); auto: see plugins/tune/README.md")
     add("--profile", choices=("fast", "balanced", "exact"), help="instead of a method: compute "
         "no row anew, the service's default, full prefill")  # fmt: skip
     add("--ratio", type=float, help="share of the prompt to recompute, where the method has it")

@@ -6,7 +6,7 @@
     narrower          `contains`: the first items are such; formats; numbers that a float can tell
     not held          named, so that the answer can be checked
 
-docs/schemas.md has the table of all keywords.
+docs/openai.md#schemas has the table of all keywords.
 """
 
 from __future__ import annotations

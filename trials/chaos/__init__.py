@@ -1,5 +1,5 @@
 """Chaos: a real service and a real Redis under random kills, damage and hostile clients, with
-invariants that are checked all the time. `python -m trials.chaos` runs it; docs/chaos.md reports.
+invariants that are checked all the time. `python -m trials.chaos` runs it; docs/testing.md reports.
 
     campaign      episodes until the time is up; what is kept between runs
     episode       actions under load, then calm, then the invariants

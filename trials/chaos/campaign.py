@@ -124,7 +124,7 @@ def _episode(world: World, plan: Plan, number: int) -> list[str]:
 def report(
     journal: Journal, plan: Plan, state: dict[str, Any], *, volume_was_small: bool
 ) -> dict[str, object]:
-    """What docs/chaos.md is written from."""
+    """What docs/testing.md is written from."""
     return {
         "seed": plan.seed,
         "commits": state["commits"],

@@ -167,7 +167,7 @@ securityContext:
 {{- end -}}
 {{- if $v.fleet.enabled -}}
 {{- if not (include "kvstitch.databaseSecretName" .) -}}
-{{- fail "fleet.enabled: gateways keep nothing themselves; give database.url or database.existingSecret, the PostgreSQL that they share (docs/database.md)" -}}
+{{- fail "fleet.enabled: gateways keep nothing themselves; give database.url or database.existingSecret, the PostgreSQL that they share (docs/fleet.md#several-gateways-over-postgresql)" -}}
 {{- end -}}
 {{- if and (eq $v.redis.mode "none") (not $v.settings.s3_url) -}}
 {{- fail "fleet.enabled: workers share KV through Redis or S3; set redis.mode to bundled or external, or settings.s3_url" -}}

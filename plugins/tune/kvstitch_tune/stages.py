@@ -59,7 +59,7 @@ TOLERANCE = 0.002
 TOLERANCE_SHARE = 0.1
 """A smaller codec may cost this much mean KL in nats, or this share of it, whichever is more.
 With int4 chunks, whose KL was 0.018 instead of 0.015, 60 % of 98 answers were full prefill's
-instead of 70 % (docs/tune.md)."""
+instead of 70 % (plugins/tune/README.md)."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_raw_chunks_where_only_the_codec_does_not_hold(tmp_path: Path) -> None:
 
 
 def test_a_codec_that_costs_a_fifth_of_a_small_error_is_not_chosen(tmp_path: Path) -> None:
-    """As int4 did on a real model (docs/tune.md), and 10 of 98 answers with it."""
+    """As int4 did on a real model (plugins/tune/README.md), and 10 of 98 answers with it."""
 
     def as_measured(candidate: Candidate, prompt: Prompt) -> float:
         codec = {"raw": 0.0, "int8": 0.003, "int4": 0.003}[candidate.codec]

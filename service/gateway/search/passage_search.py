@@ -8,7 +8,7 @@ of it.
 what that one found. So both are searched, and their rankings fused by reciprocal ranks: what either
 puts first is among the first. But not if the question's own best passage is as near to it as the
 joined question's is: then it says by itself what it is about, and perhaps the conversation has come
-to something else. (docs/citations.md has the figures.)
+to something else. (docs/retrieval.md#what-a-citation-says has the figures.)
 """
 
 from __future__ import annotations
