@@ -1,11 +1,11 @@
 """Makes a release of a commit: wheels, source distribution, SBOM, provenance, SHA256SUMS.
 
     python -m scripts.release [--out dist] [--commit HEAD] [--image TAG]
-    python -m scripts.release lock          write serving.lock and docs/licences.md anew
+    python -m scripts.release lock          write serving.lock and docs/dependencies.md anew
 
 Everything is made from what git has of the commit, with tools of an environment of its own
 (.venv/release, versions and hashes in requirements.txt). Two runs with the same tools give the same
-bytes, in whatever folder and whenever. docs/releases.md says how they are verified.
+bytes, in whatever folder and whenever. docs/dependencies.md says how they are verified.
 """
 
 from __future__ import annotations

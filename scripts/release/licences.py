@@ -8,7 +8,8 @@ from pathlib import Path
 
 from scripts.release import lock
 
-PAGE = Path("docs/licences.md")
+PAGE = Path("docs/dependencies.md")
+_BEGIN, _END = "<!-- licences -->\n", "<!-- end of licences -->"
 # May be used by, and shipped beside, software under Apache-2.0. The weak copyleft ones are
 # libraries that are installed as they are, and can be replaced.
 ALLOWED = frozenset(
@@ -41,28 +42,26 @@ _LOOKED_UP = {
     "sympy": "BSD-3-Clause",
     "webencodings": "BSD-3-Clause",
 }
-_HEAD = """\
-# Licences of dependencies
-
-What serving installs ([releases.md](releases.md)), with its licence as an SPDX expression. Made by
-`python -m scripts.release lock` from the packages' own metadata; a test holds it against what is
-allowed (`scripts/release/licences.py`). torch's build for CUDA brings libraries of NVIDIA under
-their own terms, which are not listed here.
-
-| package | licence |
-|---|---|
-"""
 
 
 def write(root: Path) -> None:
-    """Write the page from what is installed beside this program.
+    """Write the table of the page from what is installed beside this program.
 
     Raises:
         SystemExit: A package of the lock is not installed, or its licence is not clear.
     """
-    found = gathered(root)
-    rows = [f"| {name} | {expression} |\n" for name, expression in sorted(found.items())]
-    (root / PAGE).write_text(_HEAD + "".join(rows), encoding="utf-8")
+    packages: dict[str, list[str]] = {}
+    for name, found in sorted(gathered(root).items()):
+        packages.setdefault(found, []).append(name)
+    rows = [f"| {found} | {', '.join(names)} |\n" for found, names in sorted(packages.items())]
+    table = "".join(["| licence | packages |\n", "|---|---|\n", *rows])
+    before, after = _around_table(root)
+    (root / PAGE).write_text(f"{before}{_BEGIN}{table}{_END}{after}", encoding="utf-8")
+
+
+def _around_table(root: Path) -> tuple[str, str]:
+    before, _, rest = (root / PAGE).read_text(encoding="utf-8").partition(_BEGIN)
+    return before, rest.partition(_END)[2]
 
 
 def gathered(root: Path) -> dict[str, str]:
@@ -72,9 +71,10 @@ def gathered(root: Path) -> dict[str, str]:
 
 
 def listed(source: Path) -> dict[str, str]:
-    """Return what the page says."""
-    text = (source / PAGE).read_text(encoding="utf-8")
-    return dict(re.findall(r"(?m)^\| ([a-z0-9-]+) \| (.+) \|$", text)[1:])
+    """Return what the page says, by package."""
+    _, _, rest = (source / PAGE).read_text(encoding="utf-8").partition(_BEGIN)
+    rows = re.findall(r"(?m)^\| (.+) \| (.+) \|$", rest.partition(_END)[0])[1:]
+    return {name: licence for licence, names in rows for name in names.split(", ")}
 
 
 def refused(expression: str) -> bool:
