@@ -29,7 +29,6 @@ FIRST = (
     "tests/ops/",
     "tests/demo/",
     "tests/benchmarks/gpu/",
-    "tests/benchmarks/speed/",
     "tests/service/models/",
     "plugins/tune/",
     "tests/service/worker/test_process.py",
