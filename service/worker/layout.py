@@ -56,18 +56,12 @@ class PromptLayout:
 
     Sets of rows are made once, in host memory, and never changed. What they are is known there
     without asking the device.
-
-    Attributes:
-        ids: token ids `[n]` int64.
-        segments: S first, then the documents in order, then earlier turns.
-        question_start: the first row of Q.
-        history: how many of the segments, the last ones, are earlier turns.
     """
 
-    ids: Tensor
-    segments: tuple[Segment, ...]
-    question_start: int
-    history: int = 0
+    ids: Tensor  # token ids `[n]` int64
+    segments: tuple[Segment, ...]  # S first, then the documents in order, then earlier turns
+    question_start: int  # the first row of Q
+    history: int = 0  # how many of the segments, the last ones, are earlier turns
     _on_host: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

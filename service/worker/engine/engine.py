@@ -54,39 +54,28 @@ COMPILING_PAUSE_S = 0.001  # where there is nothing to do but to wait for gramma
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How much an engine takes on, and what it does beside answering.
+    """How much an engine takes on, and what it does beside answering."""
 
-    Attributes:
-        pool_tokens: size of the KV pool in tokens.
-        max_running: most sequences that prefill or decode at the same time.
-        max_waiting: most sequences that wait for their start.
-        planner: whether documents are computed that would take longer to load; if not, everything
-            that is stored is loaded. Chunks in the memory tier are always used.
-        sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
-        prefix_cache: whether answered prompts are kept for requests that begin with them.
-        draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
-        checks: how answers are compared with those of full prefill; None for no comparison.
-        prefill_graphs: whether layers are recorded and replayed, where that is possible
-            (`service.worker.forward.recorded.prefill_graphs`).
-    """
-
-    pool_tokens: int
-    max_running: int = 32
-    max_waiting: int = 256
+    pool_tokens: int  # size of the KV pool in tokens
+    max_running: int = 32  # most sequences that prefill or decode at the same time
+    max_waiting: int = 256  # most sequences that wait for their start
+    # whether documents are computed that would take longer to load; if not, everything that is
+    # stored is loaded. Chunks in the memory tier are always used
     planner: bool = True
+    # whether a sketch is computed with every chunk, for SamKV; else when it asks
     sketches: bool = False
+    # whether answered prompts are kept for requests that begin with them
     prefix_cache: bool = False
-    draft_tokens: int = 0
+    draft_tokens: int = 0  # most answer tokens that are drafted from the prompt in a decode step
+    # how answers are compared with those of full prefill; None for no comparison
     checks: GateSettings | None = None
+    # whether layers are recorded and replayed, where that is possible
+    # (`service.worker.forward.recorded.prefill_graphs`)
     prefill_graphs: bool = True
 
 
 class Engine:
     """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
-
-    Attributes:
-        planner: estimates how long reads and prefills take, also where nothing is planned by it.
-        decode_times: seconds of a decode step by the number of its sequences.
 
     Args:
         facts: sizes and calibration of the model; by default its sizes without calibration.
@@ -109,6 +98,7 @@ class Engine:
         facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
+        # seconds of a decode step by the number of its sequences
         self.decode_times = Line(*UNKNOWN_DECODE)
         self.scheduler = Scheduler(max_running=options.max_running, max_waiting=options.max_waiting)
         self.pool = KVPool(
@@ -122,6 +112,7 @@ class Engine:
         self.prefix_cache = PrefixCache(self.pool, on=options.prefix_cache)
 
         # How long things take, and what is loaded or computed because of that.
+        # estimates how long reads and prefills take, also where nothing is planned by it
         self.planner = Planner(decoder, loader.streams.estimates, deciding=options.planner)
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.

@@ -56,16 +56,12 @@ class ScratchKV:
 
 @dataclass(frozen=True)
 class ComputedChunk:
-    """A chunk that was computed here, encoded for the store.
-
-    Attributes:
-        sketch: its sketch, with the rounding that storing causes; None if none was asked for.
-        flops: operations that this took, with those of its prefix if that was not at hand.
-    """
+    """A chunk that was computed here, encoded for the store."""
 
     chunk: EncodedChunk
+    # its sketch, with the rounding that storing causes; None if none was asked for
     sketch: Sketch | None
-    flops: float
+    flops: float  # operations that this took, with those of its prefix if that was not at hand
 
 
 @dataclass
@@ -85,14 +81,12 @@ class ChunkPrefill:
 
     Args:
         read: reads a chunk from the store, None if it is not there; without it there is no store.
-
-    Attributes:
-        write: stores what other chunks stand behind; None: nothing is stored here.
     """
 
     def __init__(self, decoder: DecoderModel, read: Read | None = None) -> None:
         self._decoder = decoder
         self._read = read
+        # stores what other chunks stand behind; None: nothing is stored here
         self.write: Write | None = None
         self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
 

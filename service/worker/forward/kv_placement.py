@@ -52,16 +52,12 @@ class KVPlacer:
     """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order.
 
     It is a context manager: transfers to a GPU end with it.
-
-    Attributes:
-        cached: stored KV by segment, None where a segment has none.
-        positions: RoPE positions of the cached keys `[n]`.
     """
 
     decoder: DecoderModel
     layout: PromptLayout
-    cached: Sequence[CachedSegment | None]
-    positions: Tensor
+    cached: Sequence[CachedSegment | None]  # stored KV by segment, None where a segment has none
+    positions: Tensor  # RoPE positions of the cached keys `[n]`
     kv: PromptKV
     _transfers: Transfers | None = None
     _by_kernel: bool | None = None

@@ -53,19 +53,15 @@ class Progress:
 
     If a segment turns out not to be stored, the prefill can be resumed from here: all rows before
     `layer` were computed exactly, so nothing in here depends on cached KV.
-
-    Attributes:
-        layer: the first layer that is not finished.
-        x: hidden states of all rows before `layer`, `[n, hidden]`.
-        observed: what the eviction method's `observe` returned at the finished layers.
-        rows_per_layer: number of rows whose attention was computed, per finished layer.
-        flops: count of all work done for the prompt, also of work that is not resumed.
     """
 
-    layer: int = 0
-    x: Tensor | None = None
+    layer: int = 0  # the first layer that is not finished
+    x: Tensor | None = None  # hidden states of all rows before `layer`, `[n, hidden]`
+    # what the eviction method's `observe` returned at the finished layers
     observed: list[Tensor] = field(default_factory=list)
+    # number of rows whose attention was computed, per finished layer
     rows_per_layer: list[int] = field(default_factory=list)
+    # count of all work done for the prompt, also of work that is not resumed
     flops: FlopCount | None = None
 
 

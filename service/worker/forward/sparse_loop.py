@@ -41,18 +41,13 @@ Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
 
 @dataclass
 class SparseLayerLoop:
-    """The passes over one prompt that a sparse method runs; implements `SparseLoop`.
-
-    Attributes:
-        prompt: its layout, its non-empty documents with their sketches, the model's facts.
-        system: stored KV of S; None if there is no S.
-        ends: KV of the documents' first and last blocks, in order.
-    """
+    """The passes over one prompt that a sparse method runs; implements `SparseLoop`."""
 
     decoder: DecoderModel
+    # its layout, its non-empty documents with their sketches, the model's facts
     prompt: SketchedPrompt
-    system: CachedSegment | None
-    ends: list[TokenSource]
+    system: CachedSegment | None  # stored KV of S; None if there is no S
+    ends: list[TokenSource]  # KV of the documents' first and last blocks, in order
     kv: PromptKV
     fetch: Fetch
     on_plan: Callable[[SparsePlan], None] | None = None

@@ -45,13 +45,9 @@ MAX_PENDING = 16
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Settings of the gate.
+    """Settings of the gate."""
 
-    Attributes:
-        share: of the answers that are checked.
-    """
-
-    share: float
+    share: float  # of the answers that are checked
     bounds: Bounds = field(default_factory=Bounds)
     seed: int | None = None
 

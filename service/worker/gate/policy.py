@@ -35,21 +35,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is demanded of a method.
+    """What is demanded of a method."""
 
-    Attributes:
-        window: how many of the last checks count.
-        min_checks: nothing is decided with fewer.
-        agreement: smallest allowed share of checks that agree.
-        kl: largest allowed mean KL, in nats.
-        recovery: good checks of the level below before that level is used again.
-    """
-
-    window: int = 32
-    min_checks: int = 8
-    agreement: float = 0.75
-    kl: float = 0.5
-    recovery: int = 32
+    window: int = 32  # how many of the last checks count
+    min_checks: int = 8  # nothing is decided with fewer
+    agreement: float = 0.75  # smallest allowed share of checks that agree
+    kl: float = 0.5  # largest allowed mean KL, in nats
+    recovery: int = 32  # good checks of the level below before that level is used again
 
 
 class DriftMonitor:

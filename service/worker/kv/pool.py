@@ -105,21 +105,15 @@ class KVPool:
 
 
 class SequenceKV:
-    """One sequence's KV in the pool.
-
-    Attributes:
-        start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
-        capacity: rows of every extent, like `start`.
-        length: filled rows of every extent, like `start`.
-        positions: by layer that is known not to hold every token of the prompt: for each KV head
-            the positions of its entries, ascending; and the prompt's tokens.
-    """
+    """One sequence's KV in the pool."""
 
     def __init__(self, pool: KVPool, start: Tensor, capacity: Tensor) -> None:
         self.pool = pool
-        self.start = start
-        self.capacity = capacity
-        self.length = torch.zeros_like(start)
+        self.start = start  # first row of every extent, `[layers, kv_heads]` int64 in host memory
+        self.capacity = capacity  # rows of every extent, like `start`
+        self.length = torch.zeros_like(start)  # filled rows of every extent, like `start`
+        # by layer that is known not to hold every token of the prompt: for each KV head the
+        # positions of its entries, ascending; and the prompt's tokens
         self.positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._released = False

@@ -16,53 +16,41 @@ from service.worker.model.flops import FlopCount, Shape, chunk_prefill
 
 @dataclass(frozen=True)
 class LoadableSegment:
-    """A stored segment, or the rest of one that is being read.
-
-    Attributes:
-        nbytes: bytes still to be read.
-        parts: number of parts in which these are read.
-        prefixes: tokens of each prefix that its chunk is computed behind, by itself.
-        quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
-            requested yet.
-        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
-    """
+    """A stored segment, or the rest of one that is being read."""
 
     tokens: int
     tier: str
-    nbytes: int = 0
-    parts: int = 1
+    nbytes: int = 0  # bytes still to be read
+    parts: int = 1  # number of parts in which these are read
+    # tokens of each prefix that its chunk is computed behind, by itself
     prefixes: Sequence[int] = (0,)
+    # seconds since its last part arrived, or since it was requested; 0 if it was not requested yet
     quiet_s: float = 0.0
+    # bytes that its tier had to read at that time, up to and with its next part
     turn_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt whose stored segments can be either loaded or computed.
-
-    Attributes:
-        loads: segments that can be either loaded or computed.
-        uncached_tokens: tokens of segments that must be computed.
-        documents: tokens of each document that is already loaded, or whose chunk will be computed
-            by itself.
-        as_stored: whether a load that is computed is computed by itself, before the prompt; the
-            prompt then costs what it would if it had been loaded.
-        alone: tokens of each further chunk that is computed by itself, and of each of its prefixes.
-        others_bytes: by tier, bytes that other prompts are still reading.
-        exact_layers_done: number of first layers that have already been computed with every row.
-        crowded: whether other requests decode meanwhile, which halves the speed of prefill.
-    """
+    """A prompt whose stored segments can be either loaded or computed."""
 
     tokens: int
     question: int
     method: FusionMethod
-    loads: Sequence[LoadableSegment] = ()
-    uncached_tokens: int = 0
+    loads: Sequence[LoadableSegment] = ()  # segments that can be either loaded or computed
+    uncached_tokens: int = 0  # tokens of segments that must be computed
+    # tokens of each document that is already loaded, or whose chunk will be computed by itself
     documents: Sequence[int] = ()
+    # whether a load that is computed is computed by itself, before the prompt; the prompt then
+    # costs what it would if it had been loaded
     as_stored: bool = False
+    # tokens of each further chunk that is computed by itself, and of each of its prefixes
     alone: Sequence[tuple[int, Sequence[int]]] = ()
+    # by tier, bytes that other prompts are still reading
     others_bytes: Mapping[str, float] = field(default_factory=dict)
+    # number of first layers that have already been computed with every row
     exact_layers_done: int = 0
+    # whether other requests decode meanwhile, which halves the speed of prefill
     crowded: bool = False
 
 

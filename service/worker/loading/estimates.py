@@ -30,17 +30,11 @@ STALE_S = 30.0
 
 @dataclass
 class Line:
-    """y = overhead + slope · x, fitted by least squares; older points count less.
+    """y = overhead + slope · x, fitted by least squares; older points count less."""
 
-    Attributes:
-        overhead: never negative.
-        slope: never negative.
-        count: number of points so far.
-    """
-
-    overhead: float
-    slope: float
-    count: int = 0
+    overhead: float  # never negative
+    slope: float  # never negative
+    count: int = 0  # number of points so far
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # w, wx, wy, wxx, wxy
     _anchor: float = field(init=False)
 

@@ -21,47 +21,32 @@ from service.worker.model.addressing import Address
 
 @dataclass(frozen=True)
 class PromptToLoad:
-    """What decides, beside where its chunks are, which segments of a prompt are loaded.
-
-    Attributes:
-        addresses: of S, then of the documents; None for an empty segment.
-        system: tokens of S.
-        documents: tokens of each document.
-        turns: tokens of earlier turns that are segments of their own; `reused_turns` of them are
-            repaired like a document, the others computed.
-        question: tokens behind these.
-        as_stored: whether chunks that are not stored are computed by themselves.
-        any_method: whether full prefill may take the place of its method.
-    """
+    """What decides, beside where its chunks are, which segments of a prompt are loaded."""
 
     method: FusionMethod
-    addresses: Sequence[Address | None]
-    system: int
-    documents: Sequence[int]
+    addresses: Sequence[Address | None]  # of S, then of the documents; None for an empty segment
+    system: int  # tokens of S
+    documents: Sequence[int]  # tokens of each document
+    # tokens of earlier turns that are segments of their own; `reused_turns` of them are repaired
+    # like a document, the others computed
     turns: int
     reused_turns: int
-    question: int
-    as_stored: bool
-    any_method: bool
+    question: int  # tokens behind these
+    as_stored: bool  # whether chunks that are not stored are computed by themselves
+    any_method: bool  # whether full prefill may take the place of its method
 
 
 @dataclass(frozen=True)
 class FoundSegment:
-    """A segment, and where its KV was found.
+    """A segment, and where its KV was found."""
 
-    Attributes:
-        number: 0 for S, then 1 and up for the documents.
-        tier: the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing.
-        stored_bytes: bytes of its whole stored KV.
-        load_bytes: bytes of it that the method reads.
-        address: of its chunk; None if the segment is empty or the method reads nothing.
-    """
-
-    number: int
+    number: int  # 0 for S, then 1 and up for the documents
     tokens: int
+    # the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing
     tier: str = UNCACHED
-    stored_bytes: int = 0
-    load_bytes: int = 0
+    stored_bytes: int = 0  # bytes of its whole stored KV
+    load_bytes: int = 0  # bytes of it that the method reads
+    # of its chunk; None if the segment is empty or the method reads nothing
     address: Address | None = None
 
     @property
@@ -105,19 +90,12 @@ def found_segments(prompt: PromptToLoad, tiers: Mapping[str, str]) -> list[Found
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Which segments are loaded and which are computed, decided when the chunks were found.
+    """Which segments are loaded and which are computed, decided when the chunks were found."""
 
-    Attributes:
-        prompt: for the planner, with the segments of `recompute` counted as uncached.
-        loads: slow segments that are loaded.
-        recompute: stored segments that are computed, because that is faster.
-        whole: these are all, because full prefill is not slower.
-    """
-
-    prompt: Prompt
-    loads: Sequence[FoundSegment]
-    recompute: Sequence[FoundSegment]
-    whole: bool = False
+    prompt: Prompt  # for the planner, with the segments of `recompute` counted as uncached
+    loads: Sequence[FoundSegment]  # slow segments that are loaded
+    recompute: Sequence[FoundSegment]  # stored segments that are computed, because that is faster
+    whole: bool = False  # these are all, because full prefill is not slower
 
 
 def plan_loads(

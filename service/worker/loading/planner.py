@@ -44,16 +44,13 @@ MOST_RATIO = 0.5
 
 
 class Planner:
-    """Makes the decisions of one engine. They can be requested from several threads.
-
-    Attributes:
-        deciding: whether requests are planned by it; if not, everything that is stored is loaded.
-    """
+    """Makes the decisions of one engine. They can be requested from several threads."""
 
     def __init__(
         self, decoder: DecoderModel, tiers: TierEstimates, *, deciding: bool = True
     ) -> None:
         self._decoder = decoder
+        # whether requests are planned by it; if not, everything that is stored is loaded
         self.deciding = deciding
         self.tiers = tiers
         self.compute = ComputeEstimate(decoder.device.type)

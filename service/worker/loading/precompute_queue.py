@@ -51,9 +51,6 @@ class PrecomputeQueue:
 
     Args:
         sketches: whether a sketch is computed with every chunk.
-
-    Attributes:
-        counts: number of finished tasks by outcome: stored, present or failed.
     """
 
     def __init__(self, chunks: ChunkPrefill, loader: Loader, *, sketches: bool = False) -> None:
@@ -67,6 +64,7 @@ class PrecomputeQueue:
         self._steps: Steps[list[ComputedChunk]] | None = None
         self._writing: list[Task] = []
         self._writes: OrderedDict[str, Future[bool]] = OrderedDict()
+        # number of finished tasks by outcome: stored, present or failed
         self.counts = {"stored": 0, "present": 0, "failed": 0}
 
     @property

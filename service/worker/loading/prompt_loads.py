@@ -31,32 +31,22 @@ class SegmentLost(Exception):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A prefill that waits for its loads.
-
-    Attributes:
-        layout: says which segments the prefill computes.
-        computed_s: returns the seconds of computing so far.
-        crowded: whether other requests decode meanwhile, which slows prefill.
-    """
+    """A prefill that waits for its loads."""
 
     prompt: PromptToLoad
     loads: Loads
-    layout: PromptLayout
+    layout: PromptLayout  # says which segments the prefill computes
     progress: Progress
-    computed_s: Callable[[], float]
-    crowded: bool
+    computed_s: Callable[[], float]  # returns the seconds of computing so far
+    crowded: bool  # whether other requests decode meanwhile, which slows prefill
 
 
 @dataclass(frozen=True)
 class PromptLoads:
-    """The loads of one engine's prompts.
-
-    Attributes:
-        planner: None to load everything that is stored, however long it takes.
-    """
+    """The loads of one engine's prompts."""
 
     loader: Loader
-    planner: Planner | None = None
+    planner: Planner | None = None  # None to load everything that is stored, however long it takes
 
     def start(self, prompt: PromptToLoad, loads: Loads) -> None:
         """Start to read what the prompt's method reads."""

@@ -20,34 +20,24 @@ UNCACHED = "cold"
 
 @dataclass
 class SegmentRead:
-    """Where the KV of one segment came from, for the request's report.
+    """Where the KV of one segment came from, for the request's report."""
 
-    Attributes:
-        tier: the tier from which it was read, or `UNCACHED`.
-        stored_bytes: bytes of the segment's whole stored KV.
-        problems: (tier, kind) of everything that went wrong.
-    """
-
-    tier: str = UNCACHED
+    tier: str = UNCACHED  # the tier from which it was read, or `UNCACHED`
     nbytes: int = 0
-    stored_bytes: int = 0
+    stored_bytes: int = 0  # bytes of the segment's whole stored KV
     seconds: float = 0.0
+    # (tier, kind) of everything that went wrong
     problems: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class Load(ABC):
-    """The load of one segment, whole (`SegmentLoad`) or in part (`PartialLoad`).
-
-    Attributes:
-        plan: "load", "recompute", or empty where there is no choice.
-        computed_alone: the chunk was missing; it was computed by itself for the prompt, and is
-            being stored.
-    """
+    """The load of one segment, whole (`SegmentLoad`) or in part (`PartialLoad`)."""
 
     address: Address
-    plan: str = ""
+    plan: str = ""  # "load", "recompute", or empty where there is no choice
     why: str = ""
+    # the chunk was missing; it was computed by itself for the prompt, and is being stored
     computed_alone: bool = False
 
     @property
@@ -81,19 +71,14 @@ class Load(ABC):
 
 @dataclass(kw_only=True)
 class SegmentLoad(Load):
-    """The load of a whole segment, which is read while the prompt runs.
-
-    Attributes:
-        stream: the chunk that is being read or used; None before and after that.
-        read: the result of the load, after it has ended.
-        lost: whether the chunk was lost, after the load has ended.
-        computed: the chunk, where it was computed by itself for the prompt; until the load ends.
-    """
+    """The load of a whole segment, which is read while the prompt runs."""
 
     plan: str = LOAD
+    # the chunk that is being read or used; None before and after that
     stream: ChunkStream | None = None
-    read: SegmentRead | None = None
-    lost: bool = False
+    read: SegmentRead | None = None  # the result of the load, after it has ended
+    lost: bool = False  # whether the chunk was lost, after the load has ended
+    # the chunk, where it was computed by itself for the prompt; until the load ends
     computed: EncodedChunk | None = field(default=None, repr=False)
     _settling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -171,15 +156,11 @@ class DocumentEnds:
 
 @dataclass(kw_only=True)
 class PartialLoad(Load):
-    """The load of a document's sketch, first and last blocks, and later of some middle blocks.
+    """The load of a document's sketch, first and last blocks, and later of some middle blocks."""
 
-    Attributes:
-        ends: the read of the sketch and of the first and last blocks, before the prompt starts.
-        middle: the result of reading middle blocks; None until then.
-    """
-
+    # the read of the sketch and of the first and last blocks, before the prompt starts
     ends: Future[DocumentEnds]
-    middle: BlocksOutcome | None = None
+    middle: BlocksOutcome | None = None  # the result of reading middle blocks; None until then
 
     @property
     def pending(self) -> Future[DocumentEnds] | None:
@@ -210,23 +191,18 @@ class PartialLoad(Load):
 
 @dataclass
 class Loads:
-    """The loads of one prompt.
+    """The loads of one prompt."""
 
-    Attributes:
-        segments: of S, then of the documents, None for an empty one; [] if nothing is read.
-        found: done when the chunks have been found and their loads have been started.
-        decided_at: when it was last decided which segments are loaded, by time.monotonic.
-        whole: whether the planner computes all of the prompt, rather than use its method.
-        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
-        ended: whether nothing of it is needed any more.
-    """
-
+    # of S, then of the documents, None for an empty one; [] if nothing is read
     segments: list[Load | None] = field(default_factory=list)
+    # done when the chunks have been found and their loads have been started
     found: Future[None] | None = None
-    decided_at: float = 0.0
+    decided_at: float = 0.0  # when it was last decided which segments are loaded, by time.monotonic
+    # whether the planner computes all of the prompt, rather than use its method
     whole: bool = False
+    # floating-point operations of chunks that were computed by themselves for it
     chunk_flops: float = 0.0
-    ended: bool = False
+    ended: bool = False  # whether nothing of it is needed any more
 
     @property
     def known(self) -> bool:

@@ -34,9 +34,6 @@ class StreamReader:
     Args:
         merge_prefetch_note: adds what a prefetch of the chunk took to the outcome of a read.
         decode: whether parts are decoded on the reader's thread (see `ChunkStream`).
-
-    Attributes:
-        shared: number of times that a request joined a stream which was already being read.
     """
 
     def __init__(
@@ -59,6 +56,7 @@ class StreamReader:
         self._promotes = True
         self._timers = Timers()
         self.estimates = TierEstimates()
+        # number of times that a request joined a stream which was already being read
         self.shared = 0
 
     def find(

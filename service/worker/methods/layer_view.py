@@ -22,80 +22,51 @@ class CachedSegment(Protocol):
 
 
 class Replaced(NamedTuple):
-    """Stored KV of which fresh KV took the place in the cache.
+    """Stored KV of which fresh KV took the place in the cache."""
 
-    Attributes:
-        k: keys after RoPE `[m, kv_heads, head_dim]` contiguous.
-        v: values, like `k`.
-        rope: by which keys are rotated.
-    """
-
-    k: Tensor
-    v: Tensor
-    rope: RotaryTable
+    k: Tensor  # keys after RoPE `[m, kv_heads, head_dim]` contiguous
+    v: Tensor  # values, like `k`
+    rope: RotaryTable  # by which keys are rotated
 
 
 class ProjectedRows(NamedTuple):
-    """Queries, keys and values of some rows at one layer.
+    """Queries, keys and values of some rows at one layer."""
 
-    Attributes:
-        q: queries after RoPE `[m, heads, head_dim]`.
-        fresh_q: queries before RoPE `[m, heads, head_dim]`.
-        fresh_k: keys before RoPE `[m, kv_heads, head_dim]`.
-        fresh_v: values `[m, kv_heads, head_dim]`.
-        replaced: what stood in the cache before; None where that was not kept.
-    """
-
-    q: Tensor
-    fresh_q: Tensor
-    fresh_k: Tensor
-    fresh_v: Tensor
-    replaced: Replaced | None = None
+    q: Tensor  # queries after RoPE `[m, heads, head_dim]`
+    fresh_q: Tensor  # queries before RoPE `[m, heads, head_dim]`
+    fresh_k: Tensor  # keys before RoPE `[m, kv_heads, head_dim]`
+    fresh_v: Tensor  # values `[m, kv_heads, head_dim]`
+    replaced: Replaced | None = None  # what stood in the cache before; None where that was not kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerView:
-    """A layer of a prompt after its projections and before its attention.
+    """A layer of a prompt after its projections and before its attention."""
 
-    Attributes:
-        layer: number of the layer, from 0.
-        layout: the segments of the prompt.
-        rows: ascending indices of the rows computed at this layer `[m]`.
-        q: queries of `rows` after RoPE `[m, heads, head_dim]`.
-        k: keys of the whole prompt after RoPE, those of `rows` already replaced by fresh ones
-            `[kv_heads, n, head_dim]`.
-        v: values of the whole prompt, likewise `[kv_heads, n, head_dim]`.
-        fresh_q: queries of `rows` before RoPE `[m, heads, head_dim]`.
-        fresh_k: keys of `rows` before RoPE `[m, kv_heads, head_dim]`.
-        fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
-        replaced: what stood in `k` and `v` at `rows` before; None where that was not kept, as on a
-            CPU: read `cached` there.
-        cached: stored KV by segment, None where a segment has none.
-        scale: factor of the attention scores before the softmax.
-        rule: what this layer adds to causal attention: a window, a soft cap, sinks.
-        rope: by which queries and keys are rotated.
-        flops: the prompt's FLOP count, to which a method adds the work it does itself.
-        attention_scores: attention that every token received in an earlier pass over the stitched
-            cache `[n]` fp32, summed over layers; None if there was no such pass.
-        memo: what a method keeps from layer to layer of this prompt, by names of its own.
-    """
-
-    layer: int
-    layout: PromptLayout
-    rows: Tensor
-    q: Tensor
+    layer: int  # number of the layer, from 0
+    layout: PromptLayout  # the segments of the prompt
+    rows: Tensor  # ascending indices of the rows computed at this layer `[m]`
+    q: Tensor  # queries of `rows` after RoPE `[m, heads, head_dim]`
+    # keys of the whole prompt after RoPE, those of `rows` already replaced by fresh ones
+    # `[kv_heads, n, head_dim]`
     k: Tensor
-    v: Tensor
-    fresh_q: Tensor
-    fresh_k: Tensor
-    fresh_v: Tensor
-    cached: Sequence[CachedSegment | None]
-    scale: float
-    rope: RotaryTable
-    flops: FlopCount
+    v: Tensor  # values of the whole prompt, likewise `[kv_heads, n, head_dim]`
+    fresh_q: Tensor  # queries of `rows` before RoPE `[m, heads, head_dim]`
+    fresh_k: Tensor  # keys of `rows` before RoPE `[m, kv_heads, head_dim]`
+    fresh_v: Tensor  # values of `rows` `[m, kv_heads, head_dim]`
+    cached: Sequence[CachedSegment | None]  # stored KV by segment, None where a segment has none
+    scale: float  # factor of the attention scores before the softmax
+    rope: RotaryTable  # by which queries and keys are rotated
+    flops: FlopCount  # the prompt's FLOP count, to which a method adds the work it does itself
+    # what this layer adds to causal attention: a window, a soft cap, sinks
     rule: AttentionRule = PLAIN
+    # attention that every token received in an earlier pass over the stitched cache `[n]` fp32,
+    # summed over layers; None if there was no such pass
     attention_scores: Tensor | None = None
+    # what a method keeps from layer to layer of this prompt, by names of its own
     memo: dict[str, Any] = field(default_factory=dict)
+    # what stood in `k` and `v` at `rows` before; None where that was not kept, as on a CPU: read
+    # `cached` there
     replaced: Replaced | None = None
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -105,29 +76,20 @@ class LayerView:
 
 @dataclass
 class PrefillResult:
-    """The logits of the first answer token, and the work that computing them took.
+    """The logits of the first answer token, and the work that computing them took."""
 
-    Attributes:
-        logits: `[vocabulary]` fp32.
-        observed: per layer, the tensor that the eviction method's `observe` returned.
-        rows_per_layer: per layer, the number of rows whose attention was computed.
-        rows: prompt rows that were computed anew, question included.
-        layout: the prompt whose KV is in place now.
-        kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
-            prompt (an eviction method may start over with fewer tokens).
-        entries_per_head: KV entries per layer and KV head; None if every token of `layout` has one.
-        held: prompt rows of the entries of layers with a window, by layer, where not every token of
-            `layout` has one.
-        coverage: share of the prompt's tokens whose KV is held by at least one layer.
-    """
-
-    logits: Tensor
-    observed: list[Tensor]
-    rows_per_layer: list[int]
-    rows: Tensor
+    logits: Tensor  # `[vocabulary]` fp32
+    observed: list[Tensor]  # per layer, the tensor that the eviction method's `observe` returned
+    rows_per_layer: list[int]  # per layer, the number of rows whose attention was computed
+    rows: Tensor  # prompt rows that were computed anew, question included
     flops: float
-    layout: PromptLayout
+    layout: PromptLayout  # the prompt whose KV is in place now
+    # indices of `layout`'s tokens in the original prompt; None if it is the original prompt (an
+    # eviction method may start over with fewer tokens)
     kept_ids: Tensor | None = None
+    # KV entries per layer and KV head; None if every token of `layout` has one
     entries_per_head: int | None = None
+    # prompt rows of the entries of layers with a window, by layer, where not every token of
+    # `layout` has one
     held: Mapping[int, Tensor] = field(default_factory=dict)
-    coverage: float = 1.0
+    coverage: float = 1.0  # share of the prompt's tokens whose KV is held by at least one layer

@@ -20,34 +20,22 @@ from service.worker.methods.layer_view import CachedSegment, LayerView
 
 @dataclass(frozen=True)
 class Probed:
-    """Tokens of a document whose fresh KV is known.
+    """Tokens of a document whose fresh KV is known."""
 
-    Attributes:
-        segment: number of the document among the prompt's segments.
-        span: its rows in the prompt.
-        tokens: of the document `[p]`; on the host, where most KV is: only they go to the device.
-        places: of these among the computed rows `[p]`, on the host.
-    """
-
-    segment: int
-    span: slice
+    segment: int  # number of the document among the prompt's segments
+    span: slice  # its rows in the prompt
+    # of the document `[p]`; on the host, where most KV is: only they go to the device
     tokens: Tensor
-    places: Tensor
+    places: Tensor  # of these among the computed rows `[p]`, on the host
 
 
 @dataclass(frozen=True)
 class PlannedShift:
-    """What a shift knows before anything is computed, in host memory.
+    """What a shift knows before anything is computed, in host memory."""
 
-    Attributes:
-        documents: that have probes, in order.
-        moved: whether a row of the prompt is of such a document and not computed `[n]`.
-        weight: of every row that is moved.
-    """
-
-    documents: Sequence[Probed]
-    moved: Tensor
-    weight: Tensor | float
+    documents: Sequence[Probed]  # that have probes, in order
+    moved: Tensor  # whether a row of the prompt is of such a document and not computed `[n]`
+    weight: Tensor | float  # of every row that is moved
 
     @classmethod
     def of(
@@ -102,31 +90,19 @@ class Shift:
 
     Every cached token of a document that is not computed is moved by its weight times the mean of
     fresh minus stored over its document's probes. A document without a probe stays as it is.
-
-    Attributes:
-        firsts: which of all their probes is the first of each.
-        tokens: all their probes, by their numbers in their documents, on the host `[p]`.
-        fresh: places of all their probes among the computed rows `[p]`.
-        average: makes means of the probes' values `[documents, p]` fp32.
-        rows: from the first row of these documents to the last.
-        document_of: number of each row's document; any where the weight is 0 `[rows]`.
-        weights: of each row, 0 for those that are computed or of no such document `[rows]`.
-        positions: of these rows `[rows]`.
-        plan: of the kernel that does it on a GPU; None elsewhere.
-        by_kernel: whether kernels on a CPU do it.
     """
 
     documents: Sequence[Probed]
-    firsts: Sequence[int]
-    tokens: Tensor
-    fresh: Tensor
-    average: Tensor
-    rows: slice
-    document_of: Tensor
-    weights: Tensor
-    positions: Tensor
-    plan: ShiftPlan | None
-    by_kernel: bool
+    firsts: Sequence[int]  # which of all their probes is the first of each
+    tokens: Tensor  # all their probes, by their numbers in their documents, on the host `[p]`
+    fresh: Tensor  # places of all their probes among the computed rows `[p]`
+    average: Tensor  # makes means of the probes' values `[documents, p]` fp32
+    rows: slice  # from the first row of these documents to the last
+    document_of: Tensor  # number of each row's document; any where the weight is 0 `[rows]`
+    weights: Tensor  # of each row, 0 for those that are computed or of no such document `[rows]`
+    positions: Tensor  # of these rows `[rows]`
+    plan: ShiftPlan | None  # of the kernel that does it on a GPU; None elsewhere
+    by_kernel: bool  # whether kernels on a CPU do it
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:

@@ -20,28 +20,21 @@ from service.worker.model.decoder import DecoderModel
 
 @dataclass(frozen=True)
 class Address:
-    """Where one segment's KV is stored, and everything needed to compute it again.
+    """Where one segment's KV is stored, and everything needed to compute it again."""
 
-    Attributes:
-        key: of the chunk in the store.
-        parts: what stands before the segment while it is precomputed, one after the other.
-        other_parts: what else stands before it: it is computed behind each of these, too, and its
-            KV is the mean of all.
-        stitched: each part but the first was computed as if it alone stood behind the first.
-        part_key: of the segment as a part of others; empty if it is none.
-        lora: name of the LoRA adapter that it is computed with; empty for the base model.
-        owner: the tenant, whose key seals it where it is stored.
-    """
-
-    key: str
+    key: str  # of the chunk in the store
     spec: ChunkSpec
     ids: tuple[int, ...]
+    # what stands before the segment while it is precomputed, one after the other
     parts: tuple[Address, ...] = ()
+    # what else stands before it: it is computed behind each of these, too, and its KV is the mean
+    # of all
     other_parts: tuple[tuple[Address, ...], ...] = ()
+    # each part but the first was computed as if it alone stood behind the first
     stitched: bool = False
-    part_key: str = ""
-    lora: str = ""
-    owner: str = ""
+    part_key: str = ""  # of the segment as a part of others; empty if it is none
+    lora: str = ""  # name of the LoRA adapter that it is computed with; empty for the base model
+    owner: str = ""  # the tenant, whose key seals it where it is stored
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -70,19 +63,16 @@ _PrefixKey = tuple[tuple[int, ...], str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Addressing:
-    """Makes addresses for one model and codec.
-
-    Attributes:
-        secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
-        tenants_secret: each named tenant's own secret is derived from it; empty for `secret`.
-        lora: name of the LoRA adapter that chunks are computed with; empty for the base model.
-    """
+    """Makes addresses for one model and codec."""
 
     decoder: DecoderModel = field(kw_only=False)
     fingerprint: str
     codec: str
+    # keyed into the hashes of the default tenant's chunks; empty for plain hashes
     secret: bytes = b""
+    # each named tenant's own secret is derived from it; empty for `secret`
     tenants_secret: bytes = b""
+    # name of the LoRA adapter that chunks are computed with; empty for the base model
     lora: str = ""
     _prefixes: dict[_PrefixKey, tuple[Address, ...]] = field(
         default_factory=dict, compare=False, repr=False

@@ -10,17 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class AttentionRule:
-    """What a layer adds to causal attention by position.
+    """What a layer adds to causal attention by position."""
 
-    Attributes:
-        window: the row at t sees only keys j > t - window; None: all up to its own.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap) before the mask; None: they stay.
-        sinks: a logit per query head `[heads]` fp32 that takes part in the softmax and has no
-            value, so that a head's weights sum to less than 1; None: no such logit.
-    """
-
-    window: int | None = None
+    window: int | None = None  # the row at t sees only keys j > t - window; None: all up to its own
+    # scores s become soft_cap * tanh(s / soft_cap) before the mask; None: they stay
     soft_cap: float | None = None
+    # a logit per query head `[heads]` fp32 that takes part in the softmax and has no value, so that
+    # a head's weights sum to less than 1; None: no such logit
     sinks: Tensor | None = None
 
     @property

@@ -43,12 +43,6 @@ class DecoderModel:
 
     `batch` in the methods below means that the rows belong to different sequences. How many there
     are must not change how they are computed, so that an answer does not depend on other requests.
-
-    Attributes:
-        windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
-            has one.
-        heads: query heads of a layer.
-        kv_heads: KV heads of a layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,8 +51,8 @@ class DecoderModel:
         self.config = config
         self.family = str(config.model_type)
         self.layers = int(config.num_hidden_layers)
-        self.heads = int(config.num_attention_heads)
-        self.kv_heads = int(config.num_key_value_heads or self.heads)
+        self.heads = int(config.num_attention_heads)  # query heads of a layer
+        self.kv_heads = int(config.num_key_value_heads or self.heads)  # KV heads of a layer
         self.lora = ""
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
@@ -80,6 +74,8 @@ class DecoderModel:
         self.head_order = None if order is None else order.to(self.device)
         self.rules = self.attention_rules()
         windows = tuple(rule.window for rule in self.rules)
+        # every layer's sliding window in tokens, None for a layer without; empty if no layer has
+        # one
         self.windows = windows if any(windows) else ()
         self.parts = self._layer_parts()
 

@@ -26,11 +26,6 @@ from service.shared.model_fingerprint import CALIBRATION_FILE
 class ModelFacts:
     """Sizes of the served model and its calibration.
 
-    Attributes:
-        head_scores: for each probe, `[layers, heads]` fp32, not negative, with sum 1.
-        stable_layers: layers in which SamKV decides how much of a document a question needs;
-            empty if not measured.
-
     Source:
         docs/specification.md §1.7 (N*) for `stable_layers`.
     """
@@ -38,7 +33,9 @@ class ModelFacts:
     layers: int
     heads: int
     kv_heads: int
+    # for each probe, `[layers, heads]` fp32, not negative, with sum 1
     head_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    # layers in which SamKV decides how much of a document a question needs; empty if not measured
     stable_layers: tuple[int, ...] = ()
 
 

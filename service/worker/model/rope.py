@@ -21,21 +21,16 @@ from service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROP
 
 
 class RotaryTable:
-    """Cosines and sines of all positions.
-
-    Attributes:
-        cos: `[positions, head_dim / 2]` fp32, multiplied by the model's attention scaling.
-        sin: like `cos`.
-        rotated: how many of a head's dimensions are rotated.
-    """
+    """Cosines and sines of all positions."""
 
     def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
-        self.rotated = 2 * len(inv_freq)
+        self.rotated = 2 * len(inv_freq)  # how many of a head's dimensions are rotated
         angles = torch.outer(
             torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
         )
+        # `[positions, head_dim / 2]` fp32, multiplied by the model's attention scaling
         self.cos = angles.cos() * scaling
-        self.sin = angles.sin() * scaling
+        self.sin = angles.sin() * scaling  # like `cos`
 
     @classmethod
     def of(

@@ -38,16 +38,13 @@ class PrefixCache:
     Args:
         pool: holds their KV; it asks for memory by `make_room`.
         on: whether any are kept.
-
-    Attributes:
-        continued: how many prompts took KV from an earlier one.
     """
 
     def __init__(self, pool: KVPool, *, on: bool) -> None:
         self._pool = pool
         self.on = on
         self._prompts: list[CachedPrompt] = []  # the most recently used one last
-        self.continued = 0
+        self.continued = 0  # how many prompts took KV from an earlier one
         pool.on_full = self.make_room
 
     @property

@@ -20,33 +20,22 @@ MIN_HISTORY = 64
 
 @dataclass(frozen=True, eq=False)
 class CachedPrompt:
-    """A prompt in the cache with its KV.
+    """A prompt in the cache with its KV."""
 
-    Attributes:
-        tokens: whose KV there is: the prompt's, then the answer's `[m]` int64.
-        prompt_tokens: how many of them are the prompt's.
-        question_start: where its Q begins.
-        tenant: who asked it, and who may continue it: a tenant, or those of it who may read the
-            same (`Generate.sharers`).
-        lora: fingerprint of the LoRA adapter that it was computed with; "" for the base model.
-        method: how it was computed; equal for requests that would be computed alike.
-        exact: whether its KV is that of a full prefill.
-        logits: of the first answer token `[vocabulary]`.
-        history: first tokens of its Q that are earlier turns.
-        seen: what other prompts held before the earlier turns that it took from them, as token ids
-            `[m]` each: its KV has seen them, though it does not hold them.
-    """
-
-    tokens: Tensor
-    prompt_tokens: int
-    question_start: int
+    tokens: Tensor  # whose KV there is: the prompt's, then the answer's `[m]` int64
+    prompt_tokens: int  # how many of them are the prompt's
+    question_start: int  # where its Q begins
+    # who asked it, and who may continue it: a tenant, or those of it who may read the same
+    # (`Generate.sharers`)
     tenant: str
-    lora: str
-    method: str
-    exact: bool
-    logits: Tensor
+    lora: str  # fingerprint of the LoRA adapter that it was computed with; "" for the base model
+    method: str  # how it was computed; equal for requests that would be computed alike
+    exact: bool  # whether its KV is that of a full prefill
+    logits: Tensor  # of the first answer token `[vocabulary]`
     kv: SequenceKV
-    history: int = 0
+    history: int = 0  # first tokens of its Q that are earlier turns
+    # what other prompts held before the earlier turns that it took from them, as token ids `[m]`
+    # each: its KV has seen them, though it does not hold them
     seen: tuple[Tensor, ...] = ()
 
     def has_seen(self, texts: Collection[Sequence[int]]) -> bool:
@@ -93,18 +82,14 @@ class History(Reuse):
 
 @dataclass(frozen=True)
 class NewPrompt:
-    """A prompt that may begin with one in the cache; see `CachedPrompt`.
-
-    Attributes:
-        full_prefill: whether it would be computed as a full prefill.
-    """
+    """A prompt that may begin with one in the cache; see `CachedPrompt`."""
 
     tokens: Tensor
     question_start: int
     tenant: str
     lora: str
     method: str
-    full_prefill: bool
+    full_prefill: bool  # whether it would be computed as a full prefill
 
     def reusable(self, earlier: CachedPrompt) -> int:
         """Return how many of its tokens can be taken from an earlier prompt."""

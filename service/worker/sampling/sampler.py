@@ -27,9 +27,6 @@ class Sampler:
     Args:
         adjustments: changes the logits by what the answer holds so far; None for no change.
         grammar: what the answer must be; None for anything.
-
-    Attributes:
-        seed: the request's seed, or a random one if it has none.
     """
 
     def __init__(
@@ -43,6 +40,7 @@ class Sampler:
         self._grammar = grammar
         self._random = torch.Generator(device="cpu")
         if sampling.seed is None:
+            # the request's seed, or a random one if it has none
             self.seed = self._random.seed() % 2**31
         else:
             self.seed = sampling.seed

@@ -28,19 +28,16 @@ Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
 @dataclass(frozen=True)
 class Admission:
-    """Admits the requests of one engine. Errors name the wrong field and what to do about it.
-
-    Attributes:
-        replace: from a method's name and the method, the one that the correctness gate allows
-            instead; None if there is no gate.
-        grammars: compiles what answers must match; None if there is no tokenizer.
-    """
+    """Admits the requests of one engine. Errors name the wrong field and what to do about it."""
 
     decoder: DecoderModel
     addressing: Addressing
     facts: ModelFacts
     pool_tokens: int
+    # from a method's name and the method, the one that the correctness gate allows instead; None if
+    # there is no gate
     replace: Replace | None = None
+    # compiles what answers must match; None if there is no tokenizer
     grammars: Grammars | None = None
 
     def addresses(

@@ -19,36 +19,26 @@ from service.worker.prefix_cache.prompts import MIN_HISTORY
 
 @dataclass(frozen=True)
 class AllowedMethod:
-    """The method that the correctness gate lets a request use.
-
-    Attributes:
-        note: what the answer says about it; None if it is the one that was asked for.
-    """
+    """The method that the correctness gate lets a request use."""
 
     fusion: FusionMethod
-    note: GateNote | None
+    note: GateNote | None  # what the answer says about it; None if it is the one that was asked for
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked, as it was admitted.
-
-    Attributes:
-        fusion: the method, before the planner chose its repair ratio.
-        addresses: of S, then of the documents; None for an empty segment.
-        auto_ratio: whether the planner chooses the repair ratio.
-        gated: the correctness gate's decision about the method; None if the method is not checked.
-        arrived: when the request arrived, by time.monotonic.
-    """
+    """What was asked, as it was admitted."""
 
     request: Generate
-    fusion: FusionMethod
+    fusion: FusionMethod  # the method, before the planner chose its repair ratio
     eviction: EvictionMethod | None
-    addresses: list[Address | None]
+    addresses: list[Address | None]  # of S, then of the documents; None for an empty segment
     end_ids: frozenset[int] = frozenset()
-    auto_ratio: bool = False
+    auto_ratio: bool = False  # whether the planner chooses the repair ratio
+    # the correctness gate's decision about the method; None if the method is not checked
     gated: AllowedMethod | None = None
     lora_fingerprint: str = ""
+    # when the request arrived, by time.monotonic
     arrived: float = field(default_factory=time.monotonic)
 
     @property

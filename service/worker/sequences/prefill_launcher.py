@@ -35,18 +35,13 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class PrefillLauncher:
-    """Launches the prefills of one engine.
-
-    Attributes:
-        missing: computes chunks by themselves that are not stored, and stores them.
-        graphs: recorded layers of the decoder; None: nothing is recorded.
-    """
+    """Launches the prefills of one engine."""
 
     decoder: DecoderModel
     facts: ModelFacts
     loads: PromptLoads
-    missing: MissingChunks
-    graphs: PrefillGraphs | None = None
+    missing: MissingChunks  # computes chunks by themselves that are not stored, and stores them
+    graphs: PrefillGraphs | None = None  # recorded layers of the decoder; None: nothing is recorded
 
     def reserved_tokens(self, sequence: EngineSequence) -> int:
         """Return the tokens of KV that the sequence needs from the pool until its end.

@@ -30,42 +30,31 @@ from service.worker.steps import Steps
 
 @dataclass
 class Prefill:
-    """How far a prompt's computation is.
+    """How far a prompt's computation is."""
 
-    Attributes:
-        steps: the rest of it; None before it starts and after it ends.
-        waits_for: what must arrive before the next step; None if nothing.
-        progress: where it can be resumed, if a segment is lost.
-        computed_s: seconds that it took so far, without waiting.
-        trace: records what happens to every token; None if that was not requested.
-    """
-
+    # the rest of it; None before it starts and after it ends
     steps: Steps[PrefillResult] | None = None
-    waits_for: Future[Any] | None = None
-    progress: Progress | None = None
-    computed_s: float = 0.0
+    waits_for: Future[Any] | None = None  # what must arrive before the next step; None if nothing
+    progress: Progress | None = None  # where it can be resumed, if a segment is lost
+    computed_s: float = 0.0  # seconds that it took so far, without waiting
+    # records what happens to every token; None if that was not requested
     trace: TokenTracer | None = None
 
 
 @dataclass
 class Work:
-    """What was computed and what is held, for the report.
+    """What was computed and what is held, for the report."""
 
-    Attributes:
-        rows_per_layer: number of prompt rows whose attention was computed, per layer.
-        rows_by_segment: number of rows that were computed anew, of S and every document.
-        history_rows: the same of earlier turns, where they are a segment.
-        kept_per_layer: KV entries per layer after eviction, mean over KV heads.
-        entries: KV entries of the prompt per layer and KV head.
-        flops: floating-point operations of the prefill, with those of `Loads.chunk_flops`.
-    """
-
+    # number of prompt rows whose attention was computed, per layer
     rows_per_layer: list[int] = field(default_factory=list)
+    # number of rows that were computed anew, of S and every document
     rows_by_segment: list[int] = field(default_factory=list)
-    history_rows: int = 0
+    history_rows: int = 0  # the same of earlier turns, where they are a segment
+    # KV entries per layer after eviction, mean over KV heads
     kept_per_layer: list[float] = field(default_factory=list)
-    entries: int = 0
+    entries: int = 0  # KV entries of the prompt per layer and KV head
     coverage: float = 1.0
+    # floating-point operations of the prefill, with those of `Loads.chunk_flops`
     flops: float = 0.0
     full_prefill_flops: float = 0.0
     decode_steps: int = 0
@@ -73,34 +62,28 @@ class Work:
 
 @dataclass
 class EngineSequence:
-    """A request, and everything the engine knows about it.
-
-    Attributes:
-        fusion: its method, perhaps with another repair ratio than was asked for: the planner's.
-        reuse: what it takes from the prefix cache; None if it computes its prompt.
-        history: what it takes of its earlier turns from the prefix cache; None: nothing.
-        layout: the prompt whose KV is or will be in place.
-        logits: of the first token; None before it, and where they are not needed again.
-        abort_reason: why it must be stopped; None to continue.
-        deleted: whether a part of its text has been deleted since it arrived.
-    """
+    """A request, and everything the engine knows about it."""
 
     asked: Asked
     sampler: Sampler
     max_tokens: int
     warnings: list[str] = field(default_factory=list)
+    # what it takes from the prefix cache; None if it computes its prompt
     reuse: Reuse | None = None
+    # what it takes of its earlier turns from the prefix cache; None: nothing
     history: History | None = None
     loads: Loads = field(default_factory=Loads)
     prefill: Prefill = field(default_factory=Prefill)
     work: Work = field(default_factory=Work)
-    layout: PromptLayout | None = None
+    layout: PromptLayout | None = None  # the prompt whose KV is or will be in place
     kv: SequenceKV | None = None
     tokens: list[int] = field(default_factory=list)
     drafter: Drafter | None = None
+    # of the first token; None before it, and where they are not needed again
     logits: Tensor | None = None
-    abort_reason: str | None = None
-    deleted: bool = False
+    abort_reason: str | None = None  # why it must be stopped; None to continue
+    deleted: bool = False  # whether a part of its text has been deleted since it arrived
+    # its method, perhaps with another repair ratio than was asked for: the planner's
     fusion: FusionMethod = field(init=False)
     clock: StageClock = field(init=False)
 

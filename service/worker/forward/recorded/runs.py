@@ -29,22 +29,16 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRuns:
-    """Computes layers at which a method has nothing to do (`DenseMethod.is_quiet`).
-
-    Attributes:
-        flops: the prompt's FLOP count.
-        layers: of the model.
-        shift: of rows that are not computed; None: they stay.
-        ready: waits for a layer's stored KV, and puts it in place if that is wanted.
-    """
+    """Computes layers at which a method has nothing to do (`DenseMethod.is_quiet`)."""
 
     graphs: PrefillGraphs
     layout: PromptLayout
     kv: PromptKV
-    flops: FlopCount
+    flops: FlopCount  # the prompt's FLOP count
     method: DenseMethod
-    layers: int
-    shift: PlannedShift | None
+    layers: int  # of the model
+    shift: PlannedShift | None  # of rows that are not computed; None: they stay
+    # waits for a layer's stored KV, and puts it in place if that is wanted
     ready: Callable[[int, bool], Steps[None]]
 
     def may_follow(self, layer: int) -> bool:

@@ -27,25 +27,16 @@ SHIFTED_DOCUMENTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a prompt gives its recordings.
+    """What a prompt gives its recordings."""
 
-    Attributes:
-        rows: that are computed, in host memory, ascending `[m]`.
-        tokens: of the prompt.
-        ids: of the rows, in host memory `[m]`, for shapes from layer 0 on.
-        x: hidden states of the rows before the first layer, for all others.
-        q: queries of the rows after RoPE `[m, heads, head_dim]`, for shapes `from_attention`.
-        weights: of the rows' attention in scores `[m]`, for shapes with any.
-        shift: for shapes that are `shifted`.
-    """
-
-    rows: Tensor
-    tokens: int
-    ids: Tensor | None = None
-    x: Tensor | None = None
+    rows: Tensor  # that are computed, in host memory, ascending `[m]`
+    tokens: int  # of the prompt
+    ids: Tensor | None = None  # of the rows, in host memory `[m]`, for shapes from layer 0 on
+    x: Tensor | None = None  # hidden states of the rows before the first layer, for all others
+    # queries of the rows after RoPE `[m, heads, head_dim]`, for shapes `from_attention`
     q: Tensor | None = None
-    weights: Tensor | None = None
-    shift: PlannedShift | None = None
+    weights: Tensor | None = None  # of the rows' attention in scores `[m]`, for shapes with any
+    shift: PlannedShift | None = None  # for shapes that are `shifted`
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,15 @@ PLACED = 64
 
 
 class PassLayer(NamedTuple):
-    """A layer of a pass.
-
-    Attributes:
-        k_cache: of the prompt `[kv_heads, n, head_dim]`; `v_cache` is like it.
-        cos: table `[max_positions, head_dim / 2]` fp32; `sin` is like it.
-        segments: what is placed in the cache first.
-        counts: whether its attention is scored.
-    """
+    """A layer of a pass."""
 
     parts: LayerParts
-    k_cache: Tensor
+    k_cache: Tensor  # of the prompt `[kv_heads, n, head_dim]`; `v_cache` is like it
     v_cache: Tensor
-    cos: Tensor
+    cos: Tensor  # table `[max_positions, head_dim / 2]` fp32; `sin` is like it
     sin: Tensor
-    segments: Sequence[StoredSegment]
-    counts: bool
+    segments: Sequence[StoredSegment]  # what is placed in the cache first
+    counts: bool  # whether its attention is scored
 
 
 def supports(

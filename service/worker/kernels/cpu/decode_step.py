@@ -25,27 +25,16 @@ MIN_PARALLEL = 1 << 22
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The parameters of a layer; None for a norm that it does not have.
+    """The parameters of a layer; None for a norm that it does not have."""
 
-    Attributes:
-        norm: RMSNorm before attention `[hidden]`.
-        q_norm: RMSNorm of every query head `[head_dim]`.
-        k_norm: RMSNorm of every key head `[head_dim]`.
-        mlp_norm: RMSNorm before the MLP `[hidden]`.
-        qkv: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
-        o: `[hidden, heads * head_dim]`.
-        gate_up: `[2 * intermediate, hidden]`, the gate first.
-        down: `[hidden, intermediate]`.
-    """
-
-    norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    mlp_norm: Tensor
-    qkv: Weight
-    o: Weight
-    gate_up: Weight
-    down: Weight
+    norm: Tensor  # RMSNorm before attention `[hidden]`
+    q_norm: Tensor | None  # RMSNorm of every query head `[head_dim]`
+    k_norm: Tensor | None  # RMSNorm of every key head `[head_dim]`
+    mlp_norm: Tensor  # RMSNorm before the MLP `[hidden]`
+    qkv: Weight  # `[(heads + 2 * kv_heads) * head_dim, hidden]`
+    o: Weight  # `[hidden, heads * head_dim]`
+    gate_up: Weight  # `[2 * intermediate, hidden]`, the gate first
+    down: Weight  # `[hidden, intermediate]`
 
     @property
     def norms(self) -> list[Tensor | None]:
@@ -63,29 +52,17 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """A pre-norm decoder with GQA, RoPE and an MLP gated by silu.
+    """A pre-norm decoder with GQA, RoPE and an MLP gated by silu."""
 
-    Attributes:
-        layers: its layers.
-        norm: the last RMSNorm `[hidden]`.
-        head: `[vocabulary, hidden]`.
-        cos: `[positions, head_dim / 2]` fp32.
-        sin: like `cos`.
-        heads: query heads.
-        kv_heads: key and value heads.
-        eps: of all norms.
-        scale: factor of the scores before the softmax.
-    """
-
-    layers: Sequence[LayerWeights]
-    norm: Tensor
-    head: Weight
-    cos: Tensor
-    sin: Tensor
-    heads: int
-    kv_heads: int
-    eps: float
-    scale: float
+    layers: Sequence[LayerWeights]  # its layers
+    norm: Tensor  # the last RMSNorm `[hidden]`
+    head: Weight  # `[vocabulary, hidden]`
+    cos: Tensor  # `[positions, head_dim / 2]` fp32
+    sin: Tensor  # like `cos`
+    heads: int  # query heads
+    kv_heads: int  # key and value heads
+    eps: float  # of all norms
+    scale: float  # factor of the scores before the softmax
 
     @property
     def head_dim(self) -> int:

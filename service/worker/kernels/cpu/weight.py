@@ -29,17 +29,12 @@ MIN_HUGE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight `[out, in]`.
+    """A weight `[out, in]`."""
 
-    Attributes:
-        values: `[out, in]`, int8 where quantised to 8 bits; to 4, uint8 `[out, in / 2]`.
-        scales: fp32, `[out]` for 8 bits, `[out, in / GROUP]` for 4; None where not quantised.
-        bias: `[out]`, or None.
-    """
-
-    values: Tensor
+    values: Tensor  # `[out, in]`, int8 where quantised to 8 bits; to 4, uint8 `[out, in / 2]`
+    # fp32, `[out]` for 8 bits, `[out, in / GROUP]` for 4; None where not quantised
     scales: Tensor | None = None
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # `[out]`, or None
 
     @property
     def bits(self) -> int:

@@ -30,47 +30,29 @@ COLUMNS = 8
 
 @dataclass(frozen=True)
 class StagedSegment:
-    """Where the stored rows of a segment lie, and where they go, at the first of some layers.
+    """Where the stored rows of a segment lie, and where they go, at the first of some layers."""
 
-    Attributes:
-        row: of the prompt, where its first token goes.
-        tokens: number of tokens.
-        scaled: whether they are int8 codes with scales, else values of the cache's dtype.
-        k: of the keys `[tokens, kv_heads, head_dim]` before RoPE, in bytes from the buffer's start.
-        v: of the values.
-        k_scale: of the keys' scales fp16 `[tokens, kv_heads]`; 0 if there are none.
-        v_scale: of the values' scales.
-        layer: bytes from one layer to the next; even.
-    """
-
-    row: int
-    tokens: int
-    scaled: bool
+    row: int  # of the prompt, where its first token goes
+    tokens: int  # number of tokens
+    scaled: bool  # whether they are int8 codes with scales, else values of the cache's dtype
+    # of the keys `[tokens, kv_heads, head_dim]` before RoPE, in bytes from the buffer's start
     k: int
-    v: int
-    k_scale: int = 0
-    v_scale: int = 0
-    layer: int = 0
+    v: int  # of the values
+    k_scale: int = 0  # of the keys' scales fp16 `[tokens, kv_heads]`; 0 if there are none
+    v_scale: int = 0  # of the values' scales
+    layer: int = 0  # bytes from one layer to the next; even
 
 
 @dataclass(frozen=True)
 class Target:
-    """Layers of a KV cache in one memory, all with the same strides.
+    """Layers of a KV cache in one memory, all with the same strides."""
 
-    Attributes:
-        k: keys after RoPE, of any shape; `v` are the values, with the same strides.
-        starts: of each layer, elements from the first of `k` to its first row, int64.
-        heads: KV heads of a layer.
-        of_head: elements from one head of a layer to the next.
-        of_row: elements from one token of a head to the next.
-    """
-
-    k: Tensor
+    k: Tensor  # keys after RoPE, of any shape; `v` are the values, with the same strides
     v: Tensor
-    starts: Tensor
-    heads: int
-    of_head: int
-    of_row: int
+    starts: Tensor  # of each layer, elements from the first of `k` to its first row, int64
+    heads: int  # KV heads of a layer
+    of_head: int  # elements from one head of a layer to the next
+    of_row: int  # elements from one token of a head to the next
 
     @classmethod
     def of_layer(cls, k: Tensor, v: Tensor) -> Target:

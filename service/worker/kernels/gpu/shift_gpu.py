@@ -33,21 +33,14 @@ TOLERANCE = 2**-6
 
 @dataclass(frozen=True)
 class ShiftPlan:
-    """Which rows are shifted by which probes; the same at every layer.
+    """Which rows are shifted by which probes; the same at every layer."""
 
-    Attributes:
-        programs: a line for every program: first row in the prompt, number of rows, the document's
-            first probe, number of its probes; then the probes' places among the computed rows.
-            int64, flat.
-        number: of programs.
-        weights: of every row from `first` on, 0 for those that stay, in the cache's dtype.
-        first: row of the prompt.
-    """
-
+    # a line for every program: first row in the prompt, number of rows, the document's first probe,
+    # number of its probes; then the probes' places among the computed rows. int64, flat
     programs: Tensor
-    number: int
-    weights: Tensor
-    first: int
+    number: int  # of programs
+    weights: Tensor  # of every row from `first` on, 0 for those that stay, in the cache's dtype
+    first: int  # row of the prompt
 
     @classmethod
     def of(

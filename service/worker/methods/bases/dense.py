@@ -41,29 +41,22 @@ class Sight:
     Both are functions of the layer's number that return ascending prompt rows `[k]`; None: all rows
     that are cached. A method that lets its rows see only part of the prompt computes two softmaxes
     a layer.
-
-    Attributes:
-        seen: keys that the rows attend to, so that their outputs depend on them.
-        scored: keys that share the attention that is scored.
     """
 
+    # keys that the rows attend to, so that their outputs depend on them
     seen: Callable[[int], Tensor] | None = None
-    scored: Callable[[int], Tensor] | None = None
+    scored: Callable[[int], Tensor] | None = None  # keys that share the attention that is scored
 
 
 EVERYTHING_CACHED = Sight()
 
 
 class Probes(NamedTuple):
-    """Computed rows that show how wrong the stored KV of their document is.
+    """Computed rows that show how wrong the stored KV of their document is."""
 
-    Attributes:
-        rows: of documents, ascending `[p]`.
-        weight: times the mean of fresh minus stored over a document's probes is what all its rows
-            that are not computed are moved by.
-    """
-
-    rows: Tensor
+    rows: Tensor  # of documents, ascending `[p]`
+    # times the mean of fresh minus stored over a document's probes is what all its rows that are
+    # not computed are moved by
     weight: float
 
 

@@ -26,23 +26,17 @@ from service.worker.model.model_facts import ModelFacts
 
 @dataclass(frozen=True, kw_only=True)
 class PromptAttention:
-    """One layer of a prompt after its prefill.
-
-    Attributes:
-        k: keys after RoPE `[kv_heads, n, head_dim]`.
-        observed: the tensor that `EvictionMethod.observe` returned at this layer.
-        kept_before: for each token, the number of earlier layers in which some head kept it
-            `[n]` int64.
-        rule: what this layer adds to causal attention: a window, a soft cap, sinks.
-    """
+    """One layer of a prompt after its prefill."""
 
     layer: int
     layout: PromptLayout
-    k: Tensor
-    observed: Tensor
+    k: Tensor  # keys after RoPE `[kv_heads, n, head_dim]`
+    observed: Tensor  # the tensor that `EvictionMethod.observe` returned at this layer
+    # for each token, the number of earlier layers in which some head kept it `[n]` int64
     kept_before: Tensor
     scale: float
     model: ModelFacts
+    # what this layer adds to causal attention: a window, a soft cap, sinks
     rule: AttentionRule = PLAIN
 
     def query_attention(self) -> Tensor:

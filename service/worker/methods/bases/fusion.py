@@ -31,42 +31,29 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class PromptShape:
-    """The sizes of a prompt that decide its cost.
-
-    Attributes:
-        uncached: tokens of segments that must be computed, because they are not stored.
-        documents: tokens of each document whose stored KV is used.
-    """
+    """The sizes of a prompt that decide its cost."""
 
     tokens: int
     question: int
     layers: int
-    uncached: int = 0
-    documents: Sequence[int] = ()
+    uncached: int = 0  # tokens of segments that must be computed, because they are not stored
+    documents: Sequence[int] = ()  # tokens of each document whose stored KV is used
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Neighbouring layers of one pass that all cost the same.
+    """Neighbouring layers of one pass that all cost the same."""
 
-    Attributes:
-        layers: which layers, in ascending order.
-        computed: rows whose queries, keys and values are computed.
-        attending: rows that continue from there through attention and MLP.
-        question: how many of the attending rows belong to the question: these see every key, the
-            others see half of the keys on average.
-        keys: number of keys that a row of the question sees.
-        cache_from: first layer that cannot run before its stored KV has been loaded.
-        exact: every row of the prompt is computed, so this work stays valid even if a segment turns
-            out not to be stored.
-    """
-
-    layers: range
-    computed: int
-    attending: int
+    layers: range  # which layers, in ascending order
+    computed: int  # rows whose queries, keys and values are computed
+    attending: int  # rows that continue from there through attention and MLP
+    # how many of the attending rows belong to the question: these see every key, the others see
+    # half of the keys on average
     question: int
-    keys: int
-    cache_from: int = 0
+    keys: int  # number of keys that a row of the question sees
+    cache_from: int = 0  # first layer that cannot run before its stored KV has been loaded
+    # every row of the prompt is computed, so this work stays valid even if a segment turns out not
+    # to be stored
     exact: bool = False
 
     def add_layer(self, count: FlopCount) -> None:

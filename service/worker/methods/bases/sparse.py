@@ -37,14 +37,10 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class SketchedPrompt:
-    """What a sparse method knows about a prompt when it makes its plan.
-
-    Attributes:
-        documents: the non-empty documents in order, each with its sketch.
-    """
+    """What a sparse method knows about a prompt when it makes its plan."""
 
     layout: PromptLayout
-    documents: Sequence[SketchedDocument]
+    documents: Sequence[SketchedDocument]  # the non-empty documents in order, each with its sketch
     model: ModelFacts
 
 

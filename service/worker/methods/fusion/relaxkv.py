@@ -95,15 +95,10 @@ class Method(TwoPassMethod):
 
 @dataclass(frozen=True, eq=False)
 class _Repair(DenseMethod):
-    """The layers after the question pass.
+    """The layers after the question pass."""
 
-    Attributes:
-        last_needed: last layer at which a row is computed, by token `[n]`.
-        keys: what document rows attend to, ascending; None for everything.
-    """
-
-    last_needed: Tensor
-    keys: Tensor | None
+    last_needed: Tensor  # last layer at which a row is computed, by token `[n]`
+    keys: Tensor | None  # what document rows attend to, ascending; None for everything
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
         return int((self.last_needed >= 0).sum())

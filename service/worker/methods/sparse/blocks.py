@@ -16,13 +16,11 @@ class BlockGrid:
 
     0    64   128  192                      T
     ├init┤────┤────┤──── middle ──── ┤local ┤
-
-    Attributes:
-        block: tokens of a block. The store reads blocks of 64; other sizes are for measurements on
-            models with short contexts.
     """
 
     tokens: int
+    # tokens of a block. The store reads blocks of 64; other sizes are for measurements on models
+    # with short contexts
     block: int = BLOCK
 
     @property

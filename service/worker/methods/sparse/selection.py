@@ -23,29 +23,20 @@ OUTLIER_SIGMAS = 3.0
 
 @dataclass(frozen=True)
 class SketchedDocument:
-    """A document of the prompt with its sketch.
+    """A document of the prompt with its sketch."""
 
-    Attributes:
-        start: the document's first row in the prompt.
-    """
-
-    start: int
+    start: int  # the document's first row in the prompt
     grid: BlockGrid
     sketch: Sketch
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The middle blocks to keep.
+    """The middle blocks to keep."""
 
-    Attributes:
-        blocks: per layer, (document number, block number) pairs, ascending; equally many in every
-            layer.
-        need: per document, the share P of its middle blocks that the question needs.
-    """
-
+    # per layer, (document number, block number) pairs, ascending; equally many in every layer
     blocks: list[list[tuple[int, int]]]
-    need: list[float]
+    need: list[float]  # per document, the share P of its middle blocks that the question needs
 
 
 def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> list[Tensor]:
@@ -186,14 +177,10 @@ class SparsePlan:
 
     The question is not part of the plan: it is always held and computed. Every layer keeps equally
     many rows.
-
-    Attributes:
-        kept: per layer, rows whose KV the layer holds.
-        fresh: per layer, those of the kept rows whose KV is computed anew.
     """
 
-    kept: list[list[int]]
-    fresh: list[list[int]]
+    kept: list[list[int]]  # per layer, rows whose KV the layer holds
+    fresh: list[list[int]]  # per layer, those of the kept rows whose KV is computed anew
 
     @cached_property
     def rows(self) -> list[list[int]]:

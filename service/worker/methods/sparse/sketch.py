@@ -38,24 +38,18 @@ FITTED_VALUES = 1 << 18
 
 @dataclass(frozen=True)
 class Sketch:
-    """The sketch of one chunk with m blocks; fp32 where not said otherwise.
+    """The sketch of one chunk with m blocks; fp32 where not said otherwise."""
 
-    Attributes:
-        means: mean key before RoPE of each block `[layers, m, kv_heads, head_dim]`.
-        anchor: mean key before RoPE of the init and local tokens `[layers, kv_heads, head_dim]`.
-        local_query: mean query before RoPE of the local tokens `[layers, heads, head_dim]`.
-        representative: the token of each block that receives most attention from later queries;
-            -1 if no token of the block is scored `[layers, m]` int32.
-        mass: mean attention that the representative receives `[layers, m]`.
-        alpha: decay of that attention with distance, y = c · x^-alpha: small if the token stays
-            important, +inf if there is no representative `[layers, m]`.
-    """
-
-    means: Tensor
+    means: Tensor  # mean key before RoPE of each block `[layers, m, kv_heads, head_dim]`
+    # mean key before RoPE of the init and local tokens `[layers, kv_heads, head_dim]`
     anchor: Tensor
-    local_query: Tensor
+    local_query: Tensor  # mean query before RoPE of the local tokens `[layers, heads, head_dim]`
+    # the token of each block that receives most attention from later queries; -1 if no token of the
+    # block is scored `[layers, m]` int32
     representative: Tensor
-    mass: Tensor
+    mass: Tensor  # mean attention that the representative receives `[layers, m]`
+    # decay of that attention with distance, y = c · x^-alpha: small if the token stays important,
+    # +inf if there is no representative `[layers, m]`
     alpha: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
