@@ -80,15 +80,9 @@ class PromptLayout:
         ranking_only: Collection[int] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
-        """Place the segments one after another.
-
-        Args:
-            uncached: for S, then for every document: whether its rows must be computed.
-            prefixes: what each document was precomputed behind; none given: nothing stood before
-                any of them.
-            history: how many of the last documents are earlier turns.
-            ranking_only: of which documents the stored KV serves passes alone, by number from 0.
-        """
+        """Place the segments one after another. `uncached` says of S and of every document
+        whether its rows must be computed; of documents numbered in `ranking_only`, from 0,
+        stored KV serves passes alone; the last `history` ones are earlier turns."""
         ids = list(system)
         segments = [Segment(0, len(system), 0, uncached[0], exact=True)]
         given = prefixes or [Prefix()] * len(documents)

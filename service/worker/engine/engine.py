@@ -75,12 +75,7 @@ class EngineOptions:
 
 
 class Engine:
-    """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
-
-    Args:
-        facts: sizes and calibration of the model; by default its sizes without calibration.
-        grammars: compiles what answers must match; None: no request may ask for that.
-    """
+    """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread."""
 
     def __init__(
         self,
@@ -215,12 +210,8 @@ class Engine:
             sequence.abort_reason = reason
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> None:
-        """Drop everything that holds deleted text, before its chunks are purged.
-
-        Args:
-            keys: under which the chunks may be stored.
-            texts: their token ids.
-        """
+        """Drop everything that holds deleted text, before its chunks are purged: by the keys
+        under which these may be stored, and by their token ids."""
         self.precompute_queue.forget(keys, texts)
         if self.gate is not None:
             self.gate.forget(keys)
@@ -230,10 +221,8 @@ class Engine:
             sequence.deleted |= any(holds(tokens, ids) for tokens in read for ids in texts)
 
     def forget_all(self) -> None:
-        """Drop everything that may hold deleted text, but for what is stored.
-
-        Requests that are being answered end as they would.
-        """
+        """Drop all that may hold deleted text, but for what is stored; requests that are being
+        answered end as they would."""
         self.precompute_queue.forget_all()
         if self.gate is not None:
             self.gate.forget(None)
@@ -250,10 +239,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Reply]:
-        """Do one round of work; return the replies since the last call.
-
-        A fault in one sequence ends only that sequence.
-        """
+        """Do one round of work and return the replies since the last call; a fault in one
+        sequence ends only that sequence."""
         for sequence in self.scheduler.active:
             if sequence.abort_reason:
                 self._endings.finish(sequence, sequence.abort_reason)

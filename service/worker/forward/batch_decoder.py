@@ -35,12 +35,8 @@ TOLERANCE = 2**-6
 
 
 class BatchDecoder:
-    """Runs decode steps of sequences whose KV is in `pool`.
-
-    Args:
-        record: how steps are recorded; by default as CUDA graphs if a step runs entirely on a GPU,
-            and not at all otherwise.
-    """
+    """Runs decode steps of sequences whose KV is in `pool`, by default recorded as CUDA graphs
+    where a step runs entirely on a GPU."""
 
     def __init__(self, decoder: DecoderModel, pool: KVPool, record: Record | None = None) -> None:
         self._decoder = decoder
@@ -53,12 +49,8 @@ class BatchDecoder:
     def step(
         self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
-        """Feed every sequence its last token, and a draft of the next ones.
-
-        Returns:
-            Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
-            next step overwrites.
-        """
+        """Feed every sequence its last token and a draft of the next ones; return logits `[rows,
+        vocabulary]` fp32 that follow each token, which the next step overwrites."""
         pairs = list(zip(sequences, drafts or [()] * len(sequences), strict=True))
         base = [pair for pair in pairs if not pair[0].lora]
         adapted = [pair for pair in pairs if pair[0].lora]

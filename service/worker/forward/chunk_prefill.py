@@ -77,11 +77,7 @@ class Rows:
 
 
 class ChunkPrefill:
-    """Computes chunks, and remembers what they stood behind.
-
-    Args:
-        read: reads a chunk from the store, None if it is not there; without it there is no store.
-    """
+    """Computes chunks, and remembers what they stood behind; without `read` there is no store."""
 
     def __init__(self, decoder: DecoderModel, read: Read | None = None) -> None:
         self._decoder = decoder

@@ -109,11 +109,8 @@ def decode_step(
     sequences: Sequence[Decodable],
     drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Feed every sequence of one pool its last token and a draft.
-
-    Returns:
-        Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.
-    """
+    """Feed every sequence of one pool its last token and a draft; return logits `[rows,
+    vocabulary]` fp32 that follow each token, sequence by sequence."""
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
     batch = Batch.of(sequences, drafts, windows=decoder.windows)
@@ -123,13 +120,8 @@ def decode_step(
 
 
 def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
-    """Compute the step of a batch on the decoder's device.
-
-    Computing it again gives the same result and leaves the same KV.
-
-    Returns:
-        Logits `[size, vocabulary]` fp32.
-    """
+    """Compute the step of a batch, again if need be with the same result and KV; return logits
+    `[size, vocabulary]` fp32."""
     x = decoder.embed(batch.ids)
     kernel = _kernel(decoder, pool) if decoder.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:

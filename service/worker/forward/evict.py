@@ -26,17 +26,13 @@ def evict(
     original_tokens: int | None = None,
     on_kept: Callable[[int, Sequence[Tensor]], None] | None = None,
 ) -> float:
-    """Shrink every layer of the cache to the entries that `method` keeps.
+    """Shrink every layer of the cache to the entries that `method` keeps; return the share of the
+    prompt's tokens that at least one head of one layer kept.
 
-    Args:
-        room: number of tokens still to be generated, for which KV stays reserved.
-        original_tokens: tokens of the original prompt, if `method` started over with a shorter one
-            (`layout`). Then all of the shorter prompt is kept, and the KV that was reserved for the
-            longer one is released.
-        on_kept: called for each layer with its number and the kept token indices per KV head.
-
-    Returns:
-        Share of the prompt's tokens that at least one head of one layer kept.
+    `room` is the number of tokens still to be generated, for which KV stays reserved. If `method`
+    started over with a shorter prompt (`layout`), all of it is kept and the KV that was reserved
+    for the original one is released. `on_kept` gets each layer's number and kept token indices per
+    KV head.
     """
     if original_tokens is not None:
         everything = [layout.all_rows] * decoder.kv_heads

@@ -49,10 +49,8 @@ def opened(stored: CachedSegment | None) -> CachedSegment | None:
 
 @dataclass
 class KVPlacer:
-    """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order.
-
-    It is a context manager: transfers to a GPU end with it.
-    """
+    """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order. It
+    is a context manager: transfers to a GPU end with it."""
 
     decoder: DecoderModel
     layout: PromptLayout
@@ -77,10 +75,8 @@ class KVPlacer:
             self._transfers_to(k_all).begin(layer)
 
     def place(self, layer: int) -> None:
-        """Decode a layer, rotate its keys, and write both keys and values to the cache.
-
-        On a GPU it may have been placed with the one before it.
-        """
+        """Decode a layer, rotate its keys, and write both keys and values to the cache. On a GPU
+        it may have been placed with the one before it."""
         if layer < self._placed:
             return
         k_all, v_all = self.kv.prompt_layer(layer, self.layout.tokens)
@@ -184,15 +180,8 @@ class KVPlacer:
 def write_rows(
     rope: RotaryTable, k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor
 ) -> None:
-    """Overwrite some rows of a layer's cache, with keys rotated to their row's position.
-
-    Args:
-        k_all: the layer's keys after RoPE `[kv_heads, n, head_dim]`.
-        v_all: the layer's values `[kv_heads, n, head_dim]`.
-        k: new keys before RoPE `[m, kv_heads, head_dim]`.
-        v: new values `[m, kv_heads, head_dim]`.
-        rows: prompt rows of the new ones, ascending `[m]`.
-    """
+    """Overwrite `rows` `[m]`, ascending, of a layer's cache with k and v `[m, kv_heads,
+    head_dim]`, the keys rotated to their row's position."""
     if rotation_gpu.supports(k) and k_all.dtype == k.dtype:
         rotation_gpu.write(k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin)
         return

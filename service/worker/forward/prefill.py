@@ -49,11 +49,8 @@ Arrival = Callable[[int], Steps[None]]
 
 @dataclass
 class Progress:
-    """How far a prefill got with every row computed.
-
-    If a segment turns out not to be stored, the prefill can be resumed from here: all rows before
-    `layer` were computed exactly, so nothing in here depends on cached KV.
-    """
+    """How far a prefill got with every row computed. It can be resumed from here if a segment
+    turns out not to be stored: nothing in here depends on cached KV."""
 
     layer: int = 0  # the first layer that is not finished
     x: Tensor | None = None  # hidden states of all rows before `layer`, `[n, hidden]`
@@ -81,14 +78,9 @@ def prefill(
 ) -> Steps[PrefillResult]:
     """Prefill the prompt of `layout` with `method`.
 
-    Args:
-        cached: stored KV of every segment, None where it must be computed.
-        eviction: its `observe` is called at every layer; it may also start over with fewer rows.
-        capture: called at every layer; precompute uses it to store the computed KV.
-        on_pass: called for every layer of an attention pass, for token traces.
-        arrival: waits for a layer of stored KV; None if all of it is loaded.
-        progress: resumed from, if an earlier run of this prompt left any, and updated.
-        graphs: recorded layers of this decoder; None: every operation is launched by itself.
+    An eviction method observes every layer, and may start over with fewer rows. `capture` and
+    `on_pass` are called at every layer, of the loop and of attention passes; `arrival` waits for a
+    layer of stored KV. `progress` is resumed from, if an earlier run left any, and updated.
     """
     if decoder.device.type == "cpu":
         cached = [opened(segment) for segment in cached]
@@ -111,10 +103,7 @@ def prefill(
 
 @dataclass(kw_only=True)
 class PromptLoop:
-    """The passes over one prompt that a method runs; implements `LayerLoop`.
-
-    The attributes are the arguments of `prefill`.
-    """
+    """The passes over one prompt that a method runs; implements `LayerLoop`."""
 
     decoder: DecoderModel
     layout: PromptLayout

@@ -68,11 +68,8 @@ class _Captured:
 
 @torch.inference_mode()
 def check(decoder: DecoderModel) -> tuple[float, float]:
-    """Run the check.
-
-    Returns:
-        The two relative differences: of full prefill from transformers, and of a stitched prompt
-        from full prefill.
+    """Run the check; return by how much full prefill differs from transformers, and a stitched
+    prompt from full prefill (relative).
 
     Raises:
         ModelRefused: one of them is too large.
@@ -154,10 +151,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
-    """Read the LoRA adapter in `folder`, give it to the decoder and check it.
-
-    Returns:
-        As `check_lora`.
+    """Read the LoRA adapter in `folder`, give it to the decoder and check it, as `check_lora`.
 
     Raises:
         ModelRefused: it cannot be served with this model; the message says what to do.
@@ -168,11 +162,8 @@ def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, flo
 
 @torch.inference_mode()
 def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Return the last logits of a probe prompt by transformers, without and with an adapter.
-
-    Hooks add scale · B·A·x to the outputs of the modules that the folder names, from its weights as
-    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds.
-    """
+    """Return the last logits of a probe prompt by transformers, without and with an adapter,
+    whose weights as stored are added by hooks: that shares nothing with how the decoder does it."""
     ids = torch.tensor([_random_ids(model.config, LORA_PROBE)], device=model.device)
     base = model(ids).logits[0, -1].float()
     with added(model, lora_matrices(model, name, folder)):

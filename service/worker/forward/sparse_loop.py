@@ -95,11 +95,7 @@ class SparseLayerLoop:
         return torch.stack(queries)
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Read the blocks that `plan` needs, then compute its rows and the question.
-
-        Raises:
-            WorkerFault: the plan cannot be run.
-        """
+        """Read the blocks that `plan` needs, then compute its rows and the question."""
         check_plan(self.prompt, plan, self.decoder.layers)
         if self.on_plan is not None:
             self.on_plan(plan)

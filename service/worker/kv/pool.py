@@ -172,12 +172,8 @@ class SequenceKV:
                 target.copy_(source[:, :tokens])
 
     def keep(self, layer: int, kept: Sequence[Tensor], room: int) -> None:
-        """Evict all but some tokens of a layer; the rows given up are free when this returns.
-
-        Args:
-            kept: for each KV head, the tokens to keep, as ascending indices into its extent.
-            room: rows to reserve behind the kept ones, for the answer.
-        """
+        """Evict all but the tokens `kept` of each KV head (ascending indices into its extent),
+        and reserve `room` rows behind them; the rows given up are free when this returns."""
         self._views.clear()
         arrays = self.pool.k[layer], self.pool.v[layer]
         old_start, old_capacity = self.start[layer], self.capacity[layer]
@@ -198,26 +194,14 @@ class SequenceKV:
         self.length[layer] = torch.tensor(lengths)
 
     def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
-        """Say which tokens of the prompt a layer holds, where it does not hold all of them.
-
-        Args:
-            positions: for each KV head, of its entries, ascending.
-            tokens: the prompt's; the entries behind them are those of the answer.
-        """
+        """Say which positions of the prompt's tokens each KV head of a layer holds, ascending,
+        where it does not hold all; entries behind them are the answer's."""
         self.positions[layer] = [p.cpu() for p in positions], tokens
 
     def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:
-        """Return the entries that the last token in place sees, as they lie in the pool.
-
-        Entries are in the order of their positions, so those within a window are the last ones.
-
-        Args:
-            position: of the token.
-            windows: of every layer, None for a layer that sees all; none given: all see all.
-
-        Returns:
-            First row and number of rows of each head's, each `[layers, kv_heads]`.
-        """
+        """Return first row and number of rows, each `[layers, kv_heads]`, of the entries that
+        the token at `position` sees, by every layer's window (None: all). Entries are in the
+        order of their positions, so those within a window are the last ones."""
         # Tokens before the window: as many entries, where a layer holds every token.
         outside = [0 if w is None else max(0, position + 1 - w) for w in windows]
         if not any(outside):

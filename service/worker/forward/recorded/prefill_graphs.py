@@ -83,11 +83,8 @@ class Replay:
 
 
 class PrefillGraphs:
-    """Recordings for one decoder and the prompts in one pool; a `Job` that makes them.
-
-    Args:
-        record: how layers are recorded and timed; by default as CUDA graphs.
-    """
+    """Recordings for one decoder and the prompts in one pool, by default CUDA graphs; a `Job`
+    that makes them."""
 
     def __init__(self, decoder: DecoderModel, pool: KVPool, record: Recorder | None = None) -> None:
         self._decoder = decoder
@@ -100,12 +97,8 @@ class PrefillGraphs:
 
     @contextmanager
     def replay(self, shape: Shape | None, kv: object, given: Given) -> Iterator[Replay | None]:
-        """Begin to compute rows of a prompt; None if they must be computed unrecorded.
-
-        Args:
-            shape: what `shape` returned.
-            kv: the prompt's KV.
-        """
+        """Begin to compute rows of a prompt by recordings of this shape; None if they must be
+        computed unrecorded."""
         known = None if shape is None else self._ready(shape)
         in_pool = isinstance(kv, SequenceKV) and kv.pool is self._pool
         if known is None or shape is None or not in_pool or known.taken:
@@ -131,13 +124,8 @@ class PrefillGraphs:
         shift: PlannedShift | None = None,
         copied_from: int = 0,
     ) -> Shape | None:
-        """Return the shape that so many rows fit best; None if none fits them well.
-
-        Args:
-            tokens: of the prompt.
-
-        The other arguments are as in `Shape`.
-        """
+        """Return the shape that so many rows of a prompt of so many tokens fit best; None if
+        none fits them well. The other arguments are as in `Shape`."""
         padded = bucket(rows)
         if self._off or padded is None:
             return None
@@ -176,11 +164,8 @@ class PrefillGraphs:
         return not self._wanted and self._recording is None
 
     def advance(self) -> None:
-        """Do one step of recording a group of a shape that was wanted.
-
-        A request that arrives waits for one step at most, which is no longer than a few prefills of
-        the group's layers.
-        """
+        """Do one step of recording a group of a wanted shape, which takes no longer than a few
+        prefills of the group's layers."""
         if self._recording is None:
             self._recording = self._record_wanted()
         for _ in self._recording:

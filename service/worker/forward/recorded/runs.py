@@ -49,13 +49,9 @@ class RecordedRuns:
     def run(
         self, first: int, rows: Tensor, *, x: Tensor | None = None, q: Tensor | None = None
     ) -> Steps[Replayed | None]:
-        """Compute all quiet layers from `first` on; None if there are no recordings for them.
-
-        Args:
-            rows: that are computed `[m]`.
-            x: their hidden states before the layer; None before layer 0.
-            q: their queries, if the layer is computed from its attention on.
-        """
+        """Compute all quiet layers from `first` on, of rows with hidden states x, or with
+        queries q if the layer is computed from its attention on; None if there are no recordings
+        for them."""
         layout, m = self.layout, len(rows)
         begun = q is not None
         stop = first + begun

@@ -63,20 +63,9 @@ def run(
     scale: float,
     ends: bool,
 ) -> Tensor:
-    """Compute the rows through layers, each of which takes them, and return its scores.
-
-    Args:
-        x: hidden states `[m, hidden]`, which are overwritten.
-        rows: their places in the prompt, ascending `[m]` int64.
-        row_weights: how much each row's attention counts `[m]` fp32.
-        positions: of the keys in `segments` `[n]` int64.
-        scale: factor of the scores before the softmax.
-        ends: whether nothing reads the last layer's output, which is then not computed.
-
-    Returns:
-        For each layer that counts, the softmax weights times their row's weight, summed over heads
-        and rows `[layers that count, n]` fp32.
-    """
+    """Compute rows x `[m, hidden]`, which are overwritten, through layers that take them; return
+    the scores `[layers that count, n]` fp32: softmax weights times the row's weight, summed over
+    heads and rows. If it `ends`, nothing reads the last layer's output, which is not computed."""
     parts, m, (kv_heads, n, _) = layers[0].parts, len(x), layers[0].k_cache.shape
     counting = sum(layer.counts for layer in layers)
     scores = torch.zeros(counting, kv_heads * score_tiles(m, parts.heads // kv_heads), n)

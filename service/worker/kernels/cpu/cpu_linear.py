@@ -59,13 +59,9 @@ def is_faster_in_fp32(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool = False) -> Tensor:
     """x `[m, in]`, weight `[out, in]`, bias `[out]` → `[m, out]` in x's dtype.
 
-    Args:
-        x: the rows.
-        weight: as the checkpoint has it.
-        bias: added before rounding.
-        batch: whether the rows belong to different sequences. Up to
-            `linear_few_rows.MAX_BATCH` of them one kernel is used whatever their number, so that
-            an answer does not depend on what else is decoded.
+    In a `batch` the rows belong to different sequences: up to `linear_few_rows.MAX_BATCH` of them
+    one kernel is used whatever their number, so that an answer does not depend on what else is
+    decoded.
     """
     if linear_few_rows.supports(x, weight, batch=batch):
         return linear_few_rows.linear(x, weight, bias)
@@ -111,23 +107,11 @@ def supports_gated_mlp(
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)), where `supports_gated_mlp` is true.
+    """down · (activation(gate · x) * (up · x)), where `supports_gated_mlp` is true; x `[m, hidden]`
+    → `[m, hidden]` in x's dtype. Pauses between tiles, about every 10 ms.
 
     All rows go through a tile of the weights that is converted once, so only `[m, TILE]`
-    intermediate values exist at a time, not `[m, intermediate]`.
-
-    Args:
-        x: `[m, hidden]`.
-        gate: `[intermediate, hidden]`.
-        up: `[intermediate, hidden]`.
-        down: `[hidden, intermediate]`.
-        activation: `F.silu` itself where the model uses it: one kernel computes only that.
-
-    Yields:
-        None between tiles, about every 10 ms, so that other work can run in between.
-
-    Returns:
-        `[m, hidden]` in x's dtype.
+    intermediate values exist at a time. One kernel knows only silu, by `F.silu` itself.
     """
     if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation):
         return (yield from linear_many_rows_bf16.gated_mlp(x, gate, up, down))
@@ -149,12 +133,9 @@ def gated_mlp(
 
 
 def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tensor:
-    """`linear` with a weight that may be quantised: x `[m, in]` → `[m, out]` in x's dtype.
-
-    Few rows are multiplied with the weight as it is stored, where `linear_few_rows` takes them.
-    Otherwise a part of the weight at a time is dequantised, so that there is never a whole
-    dequantised weight in memory; on a GPU, too, where quantising only saves memory.
-    """
+    """`linear` with a weight that may be quantised. Few rows are multiplied with it as it is
+    stored; otherwise a part at a time is dequantised, on a GPU, too, where quantising only saves
+    memory."""
     if linear_few_rows.supports_product(x, weight, batch=batch):
         return linear_few_rows.product(x, weight)
     out = x.new_empty(len(x), weight.shape[0])
@@ -171,11 +152,8 @@ def quantised_gated_mlp(
     *,
     batch: bool = False,
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)); `gate_up` has the rows of gate, then those of up.
-
-    Yields:
-        None between parts of the weights, so that other work can run in between.
-    """
+    """down · (activation(gate · x) * (up · x)), with pauses between parts of the weights;
+    `gate_up` has the rows of gate, then those of up."""
     width = gate_up.shape[0] // 2
     if linear_few_rows.supports_product(x, gate_up, batch=batch):
         gate, up = linear_few_rows.product(x, gate_up).chunk(2, dim=-1)

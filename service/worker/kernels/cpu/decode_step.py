@@ -85,13 +85,7 @@ class DecoderWeights:
 
 
 class Kernel:
-    """The compiled function, for one model and one pool of KV.
-
-    Args:
-        weights: must be such that `supports` is true.
-        k: the pool's keys, for each layer `[rows, head_dim]`.
-        v: the pool's values, like `k`.
-    """
+    """The compiled function, for weights that it `supports` and one pool of KV."""
 
     def __init__(self, weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> None:
         self._weights, self._pool = weights, (k, v)  # whose addresses the kernel is given
@@ -108,17 +102,10 @@ class Kernel:
         self._large = sum(math.prod(x.shape) for x in weights.weights) >= MIN_PARALLEL
 
     def step(self, x: Tensor, positions: Tensor, runs: Tensor) -> Tensor:
-        """Compute the next token's logits, and write the new keys and values to the pool.
-
-        Args:
-            x: embeddings of the sequences' last tokens `[sequences, hidden]`; they are overwritten.
-            positions: of these tokens `[sequences]` int64.
-            runs: first row and number of rows of every sequence's every KV head, which include the
-                new token's, `[layers, 2, sequences * kv_heads]` int64.
-
-        Returns:
-            Logits `[sequences, vocabulary]`.
-        """
+        """Compute logits `[sequences, vocabulary]` from embeddings x `[sequences, hidden]`,
+        which are overwritten, and write the new keys and values to the pool. `runs` are first
+        row and number of rows, the new token's included, of every KV head `[layers, 2, sequences
+        * kv_heads]` int64."""
         logits = x.new_empty(len(x), self._vocabulary)
         threads = torch.get_num_threads() if self._large else 1
         native.call(

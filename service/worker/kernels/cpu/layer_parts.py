@@ -18,18 +18,7 @@ LANES, MAX_WIDTH = 32, 1 << 13  # the same constants as in the C source
 
 
 class LayerParts:
-    """The compiled functions for one layer.
-
-    Args:
-        weights: must be such that `supports` is true.
-        eps: of all norms.
-
-    Attributes:
-        heads: query heads.
-        inner: width of its MLP.
-        sizes: hidden, query heads, KV heads, head_dim.
-        cost: multiplications of one row.
-    """
+    """The compiled functions for one layer that it `supports`."""
 
     def __init__(self, weights: LayerWeights, *, heads: int, kv_heads: int, eps: float) -> None:
         self._weights = weights  # whose addresses the kernel is given

@@ -36,13 +36,8 @@ def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
-    """Return whether the kernel takes this product.
-
-    Args:
-        x: `[m, in]`.
-        weight: `[out, in]`.
-        batch: whether the rows belong to different sequences.
-    """
+    """Return whether the kernel takes x `[m, in]` times weight `[out, in]`; in a `batch` the
+    rows belong to different sequences."""
     return (
         len(x) <= (MAX_BATCH if batch else MAX_ROWS)
         and x.dtype == weight.dtype == torch.bfloat16
@@ -54,10 +49,7 @@ def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32.
-
-    `supports` must be true.
-    """
+    """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
     return product(x, Weight(weight, bias=bias))
 
 

@@ -47,14 +47,8 @@ def pack(x: Tensor) -> Tensor:
 
 
 def product(pairs: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-    """Write the product with a weight into `out`; sums in fp32, rounded once.
-
-    Args:
-        pairs: tiles of x, `[tiles, in / 2, 48, 2]`.
-        weight: `[n, in]`.
-        out: `[m, n]`.
-        bias: `[n]`.
-    """
+    """Write the product of tiles `[tiles, in / 2, 48, 2]` with a weight `[n, in]` into `out`
+    `[m, n]`; sums in fp32, rounded once."""
     m, n = out.shape
     scratch = torch.empty(min(len(pairs), TILES), n, ROWS)
     native.call(
@@ -73,14 +67,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[None, None, Tensor]:
-    """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`.
-
-    Intermediate values are rounded to bfloat16 once. A block of rows goes through the whole
-    MLP before the next block.
-
-    Yields:
-        None about every 8 ms, so that other work can run in between.
-    """
+    """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`, with pauses about every 8 ms.
+    Intermediate values are rounded to bfloat16 once."""
     (width, hidden), m = gate.shape, len(x)
     out, since = x.new_empty(m, len(down)), 0
     tiles = max(1, min(TILES, ROOM // (2 * ROWS * hidden)))

@@ -46,17 +46,8 @@ def pack(x: Tensor) -> Tensor:
 
 
 def product(tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None) -> Tensor:
-    """Return the product with a weight.
-
-    Args:
-        tiles: of x, `[tiles, in, 48]`.
-        m: number of rows in the tiles.
-        weight: `[out, in]` bfloat16.
-        add_to: `[tiles, out, 48]`, to which the product is added in place.
-
-    Returns:
-        Tiles `[tiles, out, 48]`; `add_to` where it is given.
-    """
+    """Return the product of tiles `[tiles, in, 48]` of m rows with a weight `[out, in]`
+    bfloat16, as tiles `[tiles, out, 48]`, or added in place `add_to` such tiles."""
     count, columns, _ = tiles.shape
     out = tiles.new_empty(count, len(weight), ROWS) if add_to is None else add_to
     native.call(
@@ -89,11 +80,8 @@ def gated_mlp(
     down: Tensor,
     activation: Callable[[Tensor], Tensor],
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32.
-
-    Yields:
-        None about every 10 ms, so that other work can run in between.
-    """
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32,
+    with pauses about every 10 ms."""
     m, tiles, since = len(x), pack(x), 0
     out: Tensor | None = None
     width = -(-len(gate) // -(-len(gate) * m // ROOM))

@@ -51,10 +51,8 @@ def why_missing() -> str | None:
 
 @cache
 def has_bf16_dot() -> bool:
-    """Return whether kernels use the CPU's bfloat16 dot products (AVX512-BF16).
-
-    AMD's CPUs do twice as many of them as fp32 products, Intel's no more than those.
-    """
+    """Return whether kernels use the CPU's bfloat16 dot products (AVX512-BF16): AMD's CPUs do
+    twice as many of them as fp32 products, Intel's no more than those."""
     found = module()
     if found is None:
         return False

@@ -24,37 +24,16 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Return softmax attention; softmax and sums in fp32.
-
-    Args:
-        q: `[m, heads, head_dim]`.
-        k: `[kv_heads, n, head_dim]`.
-        v: `[kv_heads, n, head_dim]`.
-        seen: `[m]` int64: each row sees this many of the first keys, at least 1.
-        scale: factor of the scores before the softmax.
-
-    Returns:
-        `[m, heads * head_dim]`.
-    """
+    """Return softmax attention `[m, heads * head_dim]` of q `[m, heads, head_dim]` over k and v
+    `[kv_heads, n, head_dim]`; a row sees the first `seen` `[m]` keys, at least 1. Sums in fp32."""
     return _run(q, k, v, seen=seen, scale=scale)
 
 
 def attend_with_scores(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, row_weights: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`attend`, and how much attention each key gets.
-
-    Args:
-        q: `[m, heads, head_dim]`.
-        k: `[kv_heads, n, head_dim]`.
-        v: `[kv_heads, n, head_dim]`.
-        seen: `[m]` int64: each row sees this many of the first keys, at least 1.
-        row_weights: `[m]`: how much each row's attention counts.
-        scale: factor of the scores before the softmax.
-
-    Returns:
-        `[m, heads * head_dim]`, and the softmax weights times their row's weight, summed over
-        heads and rows, `[n]` fp32.
+    """`attend`, and how much attention each key gets `[n]` fp32: the softmax weights times their
+    row's weight, summed over heads and rows.
 
     Raises:
         ValueError: `row_weights` is not one number for each row.

@@ -90,18 +90,8 @@ def _are_positions(positions: Tensor) -> bool:
 
 
 def rotate(x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x rotated to `positions`, written to `out`.
-
-    Args:
-        x: `[rows, heads, head_dim]`.
-        out: `[rows, heads, head_dim]`.
-        positions: `[rows]` int64.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-
-    Returns:
-        `out`.
-    """
+    """Write x `[rows, heads, head_dim]`, rotated to `positions` `[rows]` int64, to `out`, and
+    return it."""
     rows, heads, d = x.shape
     native.call(
         "rotation_rows",
@@ -121,16 +111,8 @@ def place(
     cos: Tensor,
     sin: Tensor,
 ) -> None:
-    """Copy stored segments into a layer's cache: keys rotated, values as they are.
-
-    Args:
-        segments: what to copy, and where to.
-        k_cache: `[kv_heads, n, head_dim]`.
-        v_cache: `[kv_heads, n, head_dim]`.
-        positions: position of every row of the cache, `[n]` int64.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-    """
+    """Copy stored segments into a layer's cache `[kv_heads, n, head_dim]`: keys rotated to the
+    positions of the cache's rows `[n]` int64, values as they are."""
     structs = array("q")
     for segment in segments:
         structs.extend(segment_struct(*segment))
@@ -151,17 +133,8 @@ def write(
     cos: Tensor,
     sin: Tensor,
 ) -> None:
-    """Overwrite rows of a layer's cache; a key's position is the number of its row.
-
-    Args:
-        k: `[m, kv_heads, head_dim]`, before RoPE.
-        v: `[m, kv_heads, head_dim]`.
-        k_cache: `[kv_heads, n, head_dim]`.
-        v_cache: `[kv_heads, n, head_dim]`.
-        rows: which to overwrite, `[m]` int64.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-    """
+    """Overwrite rows `[m]` int64 of a layer's cache `[kv_heads, n, head_dim]` by k before RoPE
+    and v, each `[m, kv_heads, head_dim]`; a key's position is the number of its row."""
     segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
     native.call("rotation_write_rows", segment, layer, rows, cos, sin)
 

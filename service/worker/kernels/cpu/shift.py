@@ -38,15 +38,9 @@ def supports(stored: Sequence[KV], fresh: KV, cache: KV) -> bool:
 def gaps(
     stored: Sequence[KV], fresh: KV, *, firsts: Sequence[int], tokens: Tensor, places: Tensor
 ) -> Tensor:
-    """Return fresh minus stored keys and values `[2, p, kv_heads * head_dim]` fp32.
-
-    Args:
-        stored: of every document.
-        fresh: of the computed rows.
-        firsts: which of the tokens is the first of each document.
-        tokens: their numbers in their documents `[p]`, document by document.
-        places: of these among the computed rows `[p]`.
-    """
+    """Return fresh minus stored keys and values `[2, p, kv_heads * head_dim]` fp32 of tokens by
+    their numbers in their documents, which are at `places` among the computed rows; `firsts`
+    says with which each document begins."""
     _, heads, d = fresh[0].shape
     out = torch.empty(2, tokens.shape[0], heads * d)
     documents = array("q")
@@ -72,19 +66,8 @@ def move(
     cos: Tensor,
     sin: Tensor,
 ) -> None:
-    """Shift rows of a layer's cache.
-
-    Args:
-        keys: by what each document's are shifted, before RoPE `[documents, kv_heads * head_dim]`;
-            None: they stay.
-        values: like `keys`.
-        document_of: number of each row's document `[rows]`.
-        weights: of each row, by which its document's shift is multiplied, bfloat16 `[rows]`.
-        first: the first row.
-        positions: of the rows `[rows]`.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-    """
+    """Shift rows of a layer's cache from `first` on: by their document's `keys` before RoPE and
+    `values` `[documents, kv_heads * head_dim]`, None: they stay, times their weight bfloat16."""
     heads, _, d = cache[0].shape
     count = positions.shape[0]
     native.call(

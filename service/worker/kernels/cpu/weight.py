@@ -101,11 +101,8 @@ class Weight:
 
 
 def quantised(weight: Tensor, bits: int) -> Weight:
-    """Round a weight `[out, in]` to 8 or 4 bits; for 4, `in` is a multiple of GROUP.
-
-    Values are rounded to the nearest level. For 8 bits the largest of a row is 127. For 4 bits,
-    of some scales for each group, the one with the least squared error is taken.
-    """
+    """Round a weight `[out, in]` to 8 or 4 bits, to the nearest level; for 4, `in` is a multiple
+    of GROUP, and of some scales for each group the one with the least squared error is taken."""
     wide = weight.detach().float()
     if bits == 8:
         scales = (wide.abs().amax(1) / LEVELS[8]).clamp_min(torch.finfo(torch.float32).tiny)
@@ -144,12 +141,8 @@ def _best_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
 def zeros_in_huge_pages(
     shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`torch.zeros`, in huge pages if the tensor is large, on a CPU, and the system has them.
-
-    For tensors that are read from end to end again and again, weights and KV: the hardware's
-    prefetching stops at the end of a page. torch's own switch for huge pages gained about a fifth
-    (one run each); the way used here has not been measured.
-    """
+    """`torch.zeros`, in huge pages if the tensor is large, on a CPU, and the system has them:
+    what is read from end to end again and again is prefetched up to the end of a page."""
     nbytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or nbytes < MIN_HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)

@@ -54,14 +54,8 @@ def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
 def attend_with_scores(
     q: Tensor, k: Tensor, v: Tensor, rows: Tensor, row_weights: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `index_causal_attention.attend` of the same arguments, and the keys' scores.
-
-    Args:
-        row_weights: by which a row's attention counts, `[m]` fp32.
-
-    Returns:
-        The attention `[m, heads * head_dim]`, and the scores `[n]` fp32.
-    """
+    """Return `index_causal_attention.attend` of the same arguments, and the keys' scores `[n]`
+    fp32, to which each row counts by its weight `[m]` fp32."""
     scores = torch.empty(k.shape[:2], dtype=torch.float32, device=q.device)
     attended = fill_scores(q, k, v, rows, row_weights, scale, scores)
     return attended, scores.sum(0)
@@ -79,10 +73,7 @@ def fill_scores(
     extent: Tensor | None = None,
 ) -> Tensor:
     """`attend_with_scores`, with the scores by KV head written to `scores` `[kv_heads, n]` fp32.
-
-    Args:
-        extent: as in `index_causal_attention.attend`; keys behind the prompt get 0 then.
-    """
+    With `extent` (`index_causal_attention.EXTENT`) keys behind the prompt get 0."""
     m, heads, d = q.shape
     kv_heads, n = scores.shape
     logsums = torch.empty(heads, m, dtype=torch.float32, device=q.device)

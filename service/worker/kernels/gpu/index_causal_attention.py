@@ -95,21 +95,12 @@ def attend(
     extent: Tensor | None = None,
     most_keys: int | None = None,
 ) -> Tensor:
-    """Return softmax attention in which each row sees the keys up to its own position.
+    """Return softmax attention `[m, heads * head_dim]` of q `[m, heads, head_dim]` over k and v
+    `[kv_heads, n, head_dim]`, in which each row sees the keys up to its own position.
 
-    Args:
-        q: `[m, heads, head_dim]`.
-        k: `[kv_heads, n, head_dim]`, filled up to the position of the last row.
-        v: like `k`.
-        rows: ascending positions of the queries, `[m]`.
-        scale: factor of the scores before the softmax.
-        logsums: filled with the logarithm of every softmax's sum, `[heads, m]` fp32.
-        extent: where the cache lies in the memory that `k` and `v` are the start of (`EXTENT`):
-            their second dimension and the stride of their first are not looked at then.
-        most_keys: with `extent`, the most that a row may see.
-
-    Returns:
-        `[m, heads * head_dim]`.
+    `logsums` `[heads, m]` fp32 is filled with the logarithm of every softmax's sum. With `extent`
+    (`EXTENT`), k and v are the start of the memory that the cache lies in, and a row sees at most
+    `most_keys`.
     """
     (m, heads, d), kv_heads = q.shape, k.shape[0]
     n = k.shape[1] if most_keys is None else most_keys
@@ -118,10 +109,9 @@ def attend(
 
 
 def plan(tall: int, kv_heads: int, n: int, d: int, device: torch.device) -> tuple[Form, int]:
-    """Return in which form, and in how many spans, tables of so many rows and n keys are computed.
-
-    A multiprocessor has room for one program of `MANY_ROWS`, or for four of `FEW_ROWS` (an H200).
-    """
+    """Return in which form, and in how many spans, tables of so many rows and n keys are
+    computed. A multiprocessor has room for one program of `MANY_ROWS`, or for four of `FEW_ROWS`
+    (an H200)."""
     form, processors = MANY_ROWS, _processors(device)
     if -(-tall // form.rows) * kv_heads < processors:
         form = FEW_ROWS

@@ -63,13 +63,8 @@ class Target:
 
 
 class Placement:
-    """Staged segments with the kernel's table of them; the same for every layer they fit.
-
-    Args:
-        segments: in one buffer.
-        itemsize: of the cache's dtype, in bytes.
-        device: of the buffer.
-    """
+    """Staged segments in one buffer with the kernel's table of them; the same for every layer
+    they fit."""
 
     def __init__(
         self, segments: Sequence[StagedSegment], itemsize: int, device: torch.device
@@ -162,18 +157,9 @@ def place(
     staged_layer: int = 0,
     layer: int = 0,
 ) -> None:
-    """Decode, rotate and copy some layers of all staged segments.
-
-    Args:
-        staged: stored bytes, uint8.
-        placement: where they lie in it.
-        layers: how many.
-        positions: of the prompt's rows, `[n]`.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-        staged_layer: the first of them, counted from the first that is staged.
-        layer: where the first of them goes, counted in `target`.
-    """
+    """Decode, rotate and copy `layers` layers of all staged segments (bytes, uint8), from
+    `staged_layer` of the buffer and to `layer` of the target on; `positions` are those of the
+    prompt's rows `[n]`."""
     half = cos.shape[1]
     scales = staged.view(torch.float16)
     for scaled, programs in placement.programs.items():

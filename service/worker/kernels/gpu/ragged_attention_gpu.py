@@ -74,23 +74,12 @@ def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, longest: int, scale: float) -> Tensor:
-    """Return softmax attention.
+    """Return softmax attention of q `[sequences, heads, head_dim]` over the pool's rows k and v
+    `[rows, head_dim]`. `runs` are first row and number of rows of every sequence's every KV head,
+    `[2, sequences * kv_heads]` int64; none is empty or above `longest`.
 
-    Softmax and sums are in fp32; the softmax weights are rounded to the dtype of the values they
-    multiply. Nothing waits for the device, so a CUDA graph can capture the call and replay it with
-    other runs of other lengths up to `longest`.
-
-    Args:
-        q: `[sequences, heads, head_dim]`.
-        k: the pool's rows, `[rows, head_dim]`.
-        v: the pool's rows, `[rows, head_dim]`.
-        runs: first row and number of rows of every sequence's every KV head,
-            `[2, sequences * kv_heads]` int64; none is empty.
-        longest: no run is longer, in rows.
-        scale: factor of the scores before the softmax.
-
-    Returns:
-        `[sequences, heads, head_dim]`.
+    Softmax and sums are in fp32. Nothing waits for the device, so a CUDA graph can replay the call
+    with other runs of other lengths up to `longest`.
     """
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, d = q.shape[0] * q.shape[1], q.shape[2]

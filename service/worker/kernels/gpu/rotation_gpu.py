@@ -62,14 +62,7 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
-    """x rotated, contiguous.
-
-    Args:
-        x: `[rows, heads, head_dim]`.
-        positions: of the rows, `[rows]`.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-    """
+    """Return x `[rows, heads, head_dim]` rotated to `positions` `[rows]`, contiguous."""
     rows, heads, d = x.shape
     out = torch.empty(rows, heads, d, dtype=x.dtype, device=x.device)
     half = d // 2
@@ -91,18 +84,9 @@ def write(
     sin: Tensor,
     into: Tensor | None = None,
 ) -> None:
-    """Write keys, rotated, and values to a cache.
-
-    Args:
-        k: keys before RoPE `[rows, kv_heads, head_dim]`.
-        v: values, like `k`.
-        k_all: the cache, `[kv_heads, n, head_dim]`, or with `into` `[n, head_dim]` contiguous.
-        v_all: like `k_all`, with its strides.
-        positions: of the rows `[rows]`; without `into` also the rows of the cache.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-        into: rows of the cache, `[rows * kv_heads]`.
-    """
+    """Write k, rotated, and v, each `[rows, kv_heads, head_dim]`, to a cache `[kv_heads, n,
+    head_dim]` at the rows `positions`; or to one of `[n, head_dim]` at the rows `into` `[rows *
+    kv_heads]`."""
     _launch_write(None, k, v, k_all, v_all, k_all, positions, cos, sin, into, None)
 
 
@@ -120,14 +104,9 @@ def write_with_queries(
     replaced: tuple[Tensor, Tensor] | None = None,
     extent: Tensor | None = None,
 ) -> Tensor:
-    """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous.
-
-    Args:
-        extent: where the cache lies in the memory that `k_all` and `v_all` are the start of
-            (`index_causal_attention.EXTENT`); rows behind those that it gives are not written.
-        replaced: filled with the keys and values that stood there, `[rows, kv_heads, head_dim]`
-            contiguous.
-    """
+    """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous. With `extent`
+    (`index_causal_attention.EXTENT`), k_all and v_all are the start of the memory that the cache
+    lies in. `replaced` is filled with what stood there."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, into, replaced, extent)
     return out

@@ -46,25 +46,15 @@ class ShiftPlan:
     def of(
         cls, lines: Tensor, places: Tensor, weights: Tensor, first: int, device: torch.device
     ) -> ShiftPlan:
-        """Plan the shift.
-
-        Args:
-            lines: what `programs` returned.
-            places: of all probes among the computed rows, document by document `[p]`, in host
-                memory.
-            weights: of every row from `first` on.
-        """
+        """Plan the shift by the lines of `programs` and all probes' places among the computed
+        rows, in host memory; weights are of every row from `first` on."""
         packed = to_device(torch.cat([lines.flatten(), places]), device)
         return cls(packed, len(lines), weights.contiguous(), first)
 
 
 def programs(documents: Sequence[slice], probes: Sequence[int]) -> Tensor:
-    """Return a line for every program `[programs, 4]`, in host memory.
-
-    Args:
-        documents: rows of each document that has probes, in order.
-        probes: how many each has, at least one.
-    """
+    """Return a line for every program `[programs, 4]`, in host memory, of documents' rows and
+    how many probes each has, at least one."""
     lines, at = [], 0
     for document, count in zip(documents, probes, strict=True):
         for row in range(document.start, document.stop, ROWS):
@@ -129,21 +119,10 @@ def shift(
     values: bool,
     extent: Tensor | None = None,
 ) -> None:
-    """Shift keys and values of a layer in place.
-
-    Args:
-        k_all: the layer's keys after RoPE `[kv_heads, n, head_dim]`, those of `rows` fresh.
-        v_all: values, with the strides of `k_all`.
-        fresh: keys before RoPE and values of `rows`, each `[m, kv_heads, head_dim]`.
-        replaced: what stood there before, keys after RoPE, contiguous.
-        rows: computed rows of the prompt `[m]`.
-        cos: table `[max_positions, head_dim / 2]` fp32.
-        sin: table like `cos`.
-        keys: whether keys are shifted.
-        values: whether values are.
-        extent: where the cache lies in the memory that `k_all` and `v_all` are the start of
-            (`index_causal_attention.EXTENT`).
-    """
+    """Shift keys and values of a layer in place: k_all after RoPE and v_all `[kv_heads, n,
+    head_dim]`, those of the computed `rows` `[m]` fresh. `fresh` and `replaced` are these rows'
+    keys, before and after RoPE, and values `[m, kv_heads, head_dim]`; `extent` as in
+    `index_causal_attention.EXTENT`."""
     assert k_all.stride() == v_all.stride()
     fresh_k, fresh_v = fresh
     half = cos.shape[1]
