@@ -58,14 +58,8 @@ def _refused(settings: WorkerSettings, reason: str) -> int:
 
 
 def serve(settings: WorkerSettings) -> int:
-    """Serve until a signal, a Shutdown message or the end of standard input.
-
-    Returns:
-        The process's exit code.
-
-    Raises:
-        KvstitchError: the worker cannot be started with these settings.
-    """
+    """Serve until a signal, a Shutdown message or the end of standard input; return the exit
+    code. Raises KvstitchError if the worker cannot be started with these settings."""
     with ExitStack() as opened:
         parts = Composition(settings, load_model(settings), opened)
         with parts.serving() as server:

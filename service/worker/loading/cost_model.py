@@ -1,9 +1,6 @@
-"""The expected time to a prompt's first token, depending on which segments are computed.
-
-The method says what it computes, phase by phase (`FusionMethod.phases`). Loads from one tier take
-turns, part by part; different tiers are read in parallel. A layer starts when its part has been
-loaded and the layer before it is finished.
-"""
+"""The expected time to a prompt's first token, depending on which segments are computed. The
+method says what it computes, phase by phase; loads from one tier take turns, part by part; a
+layer starts when its part has been loaded and the layer before it is finished."""
 
 from __future__ import annotations
 

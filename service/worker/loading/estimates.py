@@ -1,9 +1,6 @@
-"""Estimates of how long reads and prefills take on this machine, learnt from measurements.
-
-Both are linear: seconds = latency + bytes / bandwidth for a read from a tier, and
-seconds = overhead + FLOPs / rate for a prefill. Older measurements count less, so a few new ones
-are enough to notice that the machine got busy or the network recovered.
-"""
+"""Estimates of how long reads and prefills take on this machine, learnt from measurements:
+seconds = overhead + bytes or FLOPs / rate. Older measurements count less, so a few new ones are
+enough to notice that the machine got busy or the network recovered."""
 
 from __future__ import annotations
 
@@ -63,11 +60,9 @@ class Line:
 
 
 class TierEstimates:
-    """Estimates how long a tier takes to read some bytes. Safe to call from several threads.
-
-    If reads of a tier overlap, the later one counts only from the end of the earlier one. So the
-    estimate is of the bandwidth that the tier gives to all readers together.
-    """
+    """Estimates how long a tier takes to read some bytes, for any thread. If reads of a tier
+    overlap, the later one counts only from the end of the earlier one: the bandwidth is that for
+    all readers together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

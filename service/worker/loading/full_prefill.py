@@ -1,9 +1,6 @@
 """Full prefill instead of a method, where that is not slower: of short prompts and small models.
-
-What a prompt costs beside its operations differs by method: a second pass, rows that are chosen and
-moved. So the time of prefills is learnt for every kind by itself, also that of full prefill. Where
-no request needs one, it is timed in spare time.
-"""
+What a prompt costs beside its operations differs by method, so the time of every kind of prefill
+is learnt by itself; where no request needs one, full prefill is timed in spare time."""
 
 from __future__ import annotations
 

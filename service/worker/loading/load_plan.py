@@ -1,7 +1,5 @@
-"""A prompt's segments in the form that the planner needs.
-
-Starting a prompt, waiting for its chunks and explaining a request all use these functions.
-"""
+"""A prompt's segments in the form that the planner needs: to start it, to wait for its chunks,
+and to explain it."""
 
 from __future__ import annotations
 
@@ -68,11 +66,8 @@ class FoundSegment:
 
 
 def found_segments(prompt: PromptToLoad, tiers: Mapping[str, str]) -> list[FoundSegment]:
-    """Return every segment of the prompt, S first.
-
-    Args:
-        tiers: the fastest tier that has a chunk, by the chunk's key.
-    """
+    """Return every segment of the prompt, S first; `tiers` has the fastest tier that has a
+    chunk, by the chunk's key."""
     kept = prompt.method.max_kept_tokens(prompt.documents)
     share = min(1.0, kept / max(1, sum(prompt.documents)))
     lengths = [prompt.system, *prompt.documents]
@@ -106,13 +101,9 @@ def plan_loads(
     *,
     crowded: bool = False,
 ) -> LoadPlan:
-    """Decide for every segment in a slow tier whether it is loaded or computed, and for the prompt
-    whether all of it is computed.
-
-    Args:
-        planner: None to load everything that is stored.
-        bytes_left: by tier, bytes that all requests are still reading.
-    """
+    """Decide for every segment in a slow tier whether it is loaded or computed, and for the
+    prompt whether all of it is computed. Without a planner everything that is stored is loaded;
+    `bytes_left` are those that all requests are still reading, by tier."""
 
     def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
         uncached = [s for s in segments if s.tier == UNCACHED and s.tokens] + list(computed)
@@ -172,12 +163,8 @@ def waiting_prompt(
     crowded: bool = False,
     exact_layers_done: int = 0,
 ) -> Prompt:
-    """Return the prompt in its current state, for a decision while its prefill waits.
-
-    Args:
-        under_way: those of its loads that the decision is about.
-        bytes_left: by tier, bytes that all requests are still reading, these loads included.
-    """
+    """Return the prompt in its current state, for a decision about the loads `under_way` while
+    its prefill waits; `bytes_left` includes these loads."""
     segments = [load for load in loads.segments if load is not None]
     documents = [load for load in loads.segments[1:] if load is not None]
     uncached = [load for load in segments if load.pending is None and not load.usable]

@@ -1,7 +1,5 @@
-"""Reads chunks from the store and writes them to it on a few threads.
-
-So the engine never waits for a disk or a socket.
-"""
+"""Reads chunks from the store and writes them on a few threads, so the engine never waits for a
+disk or a socket."""
 
 from __future__ import annotations
 
@@ -35,13 +33,9 @@ LOOKUP_THREADS = 2
 
 
 class Loader:
-    """Threads around a `TieredStore`.
-
-    Args:
-        on_ready: called on a loader thread after every load or store, to wake the engine.
-        decode: whether chunks that come in parts are decoded on these threads; otherwise the user
-            of the stream decodes them (`ChunkStream`).
-    """
+    """Threads around a `TieredStore`. `on_ready` is called on them after every load or store, to
+    wake the engine; `decode` says whether chunks that come in parts are decoded on them, or by
+    who uses the stream."""
 
     def __init__(
         self,

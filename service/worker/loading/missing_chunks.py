@@ -1,9 +1,6 @@
-"""Computes the chunks that a prompt misses by themselves, as precompute does, and stores them.
-
-So the prompt runs as if they had been stored, its answer is the one that later requests get, and no
-chunk is computed a second time. Used for requests with `cold: as_stored`, and by sparse methods,
-which can place nothing else.
-"""
+"""Computes the chunks that a prompt misses by themselves, as precompute does, and stores them:
+its answer is the one that later requests get. Used for requests with `cold: as_stored`, and by
+sparse methods, which can place nothing else."""
 
 from __future__ import annotations
 
@@ -26,11 +23,8 @@ class MissingChunks:
     queue: PrecomputeQueue
 
     def compute(self, loads: Loads, load: Load, *, sketch: bool = False) -> Steps[ComputedChunk]:
-        """Compute the chunk of a load, and store what is not stored already.
-
-        Args:
-            sketch: whether its sketch is needed, too.
-        """
+        """Compute the chunk of a load, and its sketch if that is needed, and store what is not
+        stored already."""
         address = load.address
         computed = yield from self.chunks.compute(address, sketch=sketch)
         load.computed_alone = True

@@ -1,9 +1,8 @@
 """The planner: loads or recomputes each document, whichever brings the first token sooner.
 
-It decides when a request's chunks have been found, and again whenever the prefill has to wait: a
-load that turns out to be slow is given up, and its document is computed. It learns how long reads
-and prefills take by measuring them. Chunks in the memory tier are always used, unless full prefill
-of the whole prompt is not slower and the request names no method.
+It decides when a request's chunks have been found, and again whenever the prefill has to wait.
+Chunks in the memory tier are always used, unless full prefill of the whole prompt is not slower and
+the request names no method.
 """
 
 from __future__ import annotations
@@ -108,15 +107,10 @@ class Planner:
         *,
         instead_of: type[FusionMethod] | None = None,
     ) -> None:
-        """Learn from a finished prefill, and count what was planned for its segments.
-
-        Args:
-            seconds: how long they took, without waiting.
-            plans: of its segments, "load" or "recompute"; empty where there was no choice.
-            kind: the method that computed it, full prefill where no stored KV was used; None: it
-                also did what its kind usually does not.
-            instead_of: the method that the planner turned down for it.
-        """
+        """Learn from a finished prefill, which took so many seconds without waiting, and count
+        what was planned for its segments. `kind` is the method that computed it, None if it also
+        did what its kind does not; `instead_of` is the method that the planner turned down for
+        it."""
         self.compute.add(flops, seconds)
         if kind is not None:
             self.times.add(kind, flops, seconds)
@@ -133,11 +127,8 @@ class Planner:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of segments by decision.
-
-        `load` and `recompute` are all segments; `late` are those of `recompute` whose load was
-        given up, `lost` those of `load` that were damaged or missing when they were needed.
-        """
+        """Number of segments by decision: `late` are those of `recompute` whose load was given
+        up, `lost` those of `load` that were damaged or missing when they were needed."""
         with self._lock:
             return dict(self._counts)
 

@@ -1,9 +1,6 @@
-"""The queue of chunks that are computed and stored while no request needs the engine.
-
-Chunks that stand behind the same parts are computed together, as many as fill a tile of rows.
-Where sketches are wanted, a chunk that is stored without one is computed again, and only the sketch
-is added.
-"""
+"""The queue of chunks that are computed and stored while no request needs the engine. Chunks
+that stand behind the same parts are computed together, as many as fill a tile of rows. A chunk
+that is stored without a wanted sketch is computed again, and only the sketch is added."""
 
 from __future__ import annotations
 
@@ -47,11 +44,7 @@ class Task:
 
 
 class PrecomputeQueue:
-    """The queue; `advance` runs one step of the computation of some chunks.
-
-    Args:
-        sketches: whether a sketch is computed with every chunk.
-    """
+    """The queue; `advance` runs one step of the computation of some chunks."""
 
     def __init__(self, chunks: ChunkPrefill, loader: Loader, *, sketches: bool = False) -> None:
         self._chunks = chunks
@@ -89,11 +82,8 @@ class PrecomputeQueue:
     def add(
         self, address: Address, *, id: str | None = None, chunk_id: int = -1, sketch: bool = False
     ) -> None:
-        """Add a chunk; for a write-back (without `id`) only if it is neither queued nor purged.
-
-        Args:
-            sketch: compute its sketch, even if one is not computed with every chunk.
-        """
+        """Add a chunk, perhaps with its sketch; for a write-back (without `id`) only if it is
+        neither queued nor purged."""
         if id is None:
             if address.key in self._write_backs or address.key in self._purged:
                 return
@@ -128,15 +118,10 @@ class PrecomputeQueue:
             self._writes.popitem(last=False)
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
-        """Drop chunks that are about to be purged, and wait for writes of them.
-
-        Those of precompute calls end as if they were present: there is nothing to store any more.
-        A caller purges none that it waits for, so these are of a call that was given up, or another
-        gateway has deleted their document.
-
-        Args:
-            texts: token ids of the chunks; what was kept of prefixes that hold them is dropped.
-        """
+        """Drop chunks and kept prefixes of these texts that are about to be purged, and wait for
+        writes of them. Those of precompute calls end as if they were present: a caller purges
+        none that it waits for, so the call was given up or another gateway has deleted their
+        document."""
         for ids in texts:
             self._chunks.forget(ids)
         for key in keys:
@@ -201,10 +186,8 @@ class PrecomputeQueue:
         return replies
 
     def fail_current(self, error: Exception) -> None:
-        """Report an error that `advance` raised, and drop the current chunk.
-
-        Of several chunks each is tried again by itself, so that one does not fail the others.
-        """
+        """Report an error that `advance` raised, and drop the current chunk; of several chunks
+        each is tried again by itself."""
         tasks, self._current, self._steps = self._current, [], None
         if len(tasks) > 1:
             for task in tasks:

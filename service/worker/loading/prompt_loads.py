@@ -1,8 +1,5 @@
-"""Reads what a prompt needs from the store, and gives up what takes longer than computing it.
-
-The reads start when it is known where the chunks are. Then, and whenever the prompt has to wait,
-the planner decides which of them are worth it.
-"""
+"""Reads what a prompt needs from the store, and gives up what takes longer than computing it, as
+the planner decides when it is known where the chunks are and whenever the prompt has to wait."""
 
 from __future__ import annotations
 
@@ -115,11 +112,8 @@ class PromptLoads:
         )
 
     def arrival(self, waiting: Waiting, layer: int) -> Steps[None]:
-        """Wait until `layer` of every cached segment of a prefill has arrived.
-
-        Raises:
-            SegmentLost: one of them was lost or given up.
-        """
+        """Wait until `layer` of every cached segment of a prefill has arrived; raises
+        SegmentLost."""
         for load, segment in zip(waiting.loads.segments, waiting.layout.segments, strict=False):
             if segment.uncached or not isinstance(load, SegmentLoad):
                 continue

@@ -1,9 +1,6 @@
-"""Reads chunks in parts, for prompts that start before their chunks are completely loaded.
-
-A chunk that is already being read for another request is not read twice. Only the next part of a
-large chunk is requested at any time, so that requests and documents take turns on the threads and
-layers arrive roughly in the order in which they are needed.
-"""
+"""Reads chunks in parts, for prompts that start before their chunks are completely loaded. A
+chunk is not read twice at a time, and only the next part of a large chunk is requested, so that
+requests and documents take turns on the threads."""
 
 from __future__ import annotations
 
@@ -29,12 +26,8 @@ Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 
 class StreamReader:
-    """All chunks that are being read now.
-
-    Args:
-        merge_prefetch_note: adds what a prefetch of the chunk took to the outcome of a read.
-        decode: whether parts are decoded on the reader's thread (see `ChunkStream`).
-    """
+    """All chunks that are being read now. `merge_prefetch_note` adds what a prefetch of the
+    chunk took to the outcome of a read."""
 
     def __init__(
         self,
@@ -62,12 +55,9 @@ class StreamReader:
     def find(
         self, addresses: Sequence[Address], then: Callable[[dict[str, str]], None]
     ) -> Future[None]:
-        """Look up in which tiers these chunks are.
-
-        Args:
-            then: called with the fastest tier by key; a key that is not stored is absent. On a
-                loader thread, unless all are in memory: handing over takes longer than looking.
-        """
+        """Look up in which tiers these chunks are, and call `then` with the fastest tier by key:
+        on a loader thread, unless all are in memory, where handing over takes longer than
+        looking."""
         keys = {address.key for address in addresses}
         held = self._store.locate(keys, memory_only=True)
         if len(held) < len(keys):
@@ -82,13 +72,9 @@ class StreamReader:
         return found
 
     def join(self, address: Address, tier: str | None) -> ChunkStream:
-        """Return the stream of a chunk: the existing one if it is being read already, or a new one.
-
-        Every user must call `leave` when done.
-
-        Args:
-            tier: where `find` found it. From memory it is read at once, on the calling thread.
-        """
+        """Return the stream of a chunk, which every user must `leave` when done: the one that is
+        being read already, or a new one. From the tier memory it is read at once, on the calling
+        thread."""
         with self._lock:
             stream = self._streams.get(address.key)
             already_read = stream is not None

@@ -1,8 +1,5 @@
-"""Calls functions after a delay, all on one thread.
-
-Made for waits that nearly always end early: calls are not cancelled but stay in the list and do
-nothing when their time comes, which costs less than a thread that must be cancelled for each.
-"""
+"""Calls functions after a delay, all on one thread. Waits nearly always end early: calls are not
+cancelled but stay in the list and do nothing when their time comes."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ NEVER = float("inf")
 
 
 class Timers:
-    """Delayed calls. Safe to use from several threads.
-
-    The thread starts with the first call of `after` and ends with `close`.
-    """
+    """Delayed calls, for several threads. The thread starts with the first `after` and ends with
+    `close`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

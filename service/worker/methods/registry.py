@@ -1,9 +1,6 @@
-"""Finds fusion and eviction methods: each is one file named after it, with a class `Method`.
-
-To add a method, add a file; nothing else has to be edited. An operator's own methods live in a
-folder outside the package, as `<folder>/fusion/*.py` and `<folder>/eviction/*.py`, or are named by
-a plugin.
-"""
+"""Finds fusion and eviction methods: each is one file named after it, with a class `Method`, in
+this package, in an operator's folder (`<folder>/fusion/*.py`, `<folder>/eviction/*.py`), or
+named by a plugin."""
 
 from __future__ import annotations
 
@@ -27,13 +24,8 @@ from service.worker.model.model_facts import ModelFacts
 
 
 def add_folder(folder: Path) -> None:
-    """Find methods in this folder too. Its files run with the worker's rights.
-
-    If the package has a method of the same name, the package's method is used.
-
-    Raises:
-        InvalidSetting: there is no such folder.
-    """
+    """Find methods in this folder too, unless the package has one of the same name; its files
+    run with the worker's rights. Raises InvalidSetting if there is no such folder."""
     if not folder.is_dir():
         raise InvalidSetting(f"methods_dir {folder} is not a folder")
     for package in (fusion_package, eviction_package):
@@ -70,20 +62,16 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
 
 
 def reads_whole_chunks(fusion: str) -> bool:
-    """Return whether a fusion method reads whole chunks, so that prefetching them helps it.
-
-    False for an unknown method.
-    """
+    """Return whether a fusion method is known and reads whole chunks, so that prefetching helps
+    it."""
     cls = fusion_methods().get(fusion)
     return cls is not None and cls.reads is Reads.CHUNKS
 
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
-    """Return descriptions of methods, for `GET /v1/methods` and for the gateway's parameter checks.
-
-    Each has the name, the first paragraph of the class docstring, and the schema of the parameters
-    that the served model allows.
-    """
+    """Return descriptions of methods, for `GET /v1/methods` and for the gateway's parameter
+    checks: name, first paragraph of the docstring, and schema of the parameters that the served
+    model allows."""
     return [_described(name, cls, model) for name, cls in sorted(methods.items())]
 
 

@@ -86,11 +86,9 @@ class PlannedShift:
 
 @dataclass(frozen=True)
 class Shift:
-    """How the tokens of a prompt are shifted, which is the same at every layer.
-
-    Every cached token of a document that is not computed is moved by its weight times the mean of
-    fresh minus stored over its document's probes. A document without a probe stays as it is.
-    """
+    """How the tokens of a prompt are shifted, which is the same at every layer: every cached
+    token of a document that is not computed is moved by its weight times the mean of fresh minus
+    stored over its document's probes."""
 
     documents: Sequence[Probed]
     firsts: Sequence[int]  # which of all their probes is the first of each
@@ -106,15 +104,9 @@ class Shift:
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
-        """Plan a shift for this layer and those after it, at which the same rows are computed.
-
-        Args:
-            probes: ascending document rows, all computed `[p]`.
-            weights: of every token `[n]`; or one for all.
-
-        Returns:
-            None if there is nothing to shift.
-        """
+        """Plan a shift by `probes`, ascending computed document rows `[p]`, with a weight of
+        every token `[n]` or one for all, for this layer and those after it, at which the same
+        rows are computed; None: there is nothing to shift."""
         layout, device = view.layout, view.k.device
         planned = PlannedShift.of(layout, view.cached, view.rows, probes, weights)
         documents = planned.documents

@@ -1,7 +1,5 @@
-"""From token ids to the KV store: a chunk's key, its spec, and the prefix it is precomputed behind.
-
-Prefix modes are those of docs/specification.md §0.
-"""
+"""From token ids to the KV store: a chunk's key, its spec, and the prefix it is precomputed
+behind, by the prefix modes of docs/specification.md §0."""
 
 from __future__ import annotations
 
@@ -102,15 +100,11 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[Sequence[int]]] = (),
     ) -> Address:
-        """Return a document segment, precomputed behind the prefix that `prefix_mode` names.
-
-        Args:
-            behind: token ids of the documents that stand between S and this one then, in the modes
-                primer and neighbours; of several such prefixes in mode primer the mean is stored.
-                Behind none of them it is the same chunk as in mode system. Each part of a prefix in
-                mode primer is computed behind those before it, as a chunk behind the earlier ones
-                of its document is: such chunks are parts of one another's prefixes.
-        """
+        """Return a document segment, precomputed behind the prefix that `prefix_mode` names; in
+        the modes primer and neighbours that is S and then the documents `behind`. Of several
+        such prefixes in mode primer the mean is stored; behind none it is the same chunk as in
+        mode system. Each part of a primer is computed behind those before it, as such chunks are
+        parts of one another's prefixes."""
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
             mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
@@ -139,11 +133,8 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[Sequence[int]]],
     ) -> set[str]:
-        """Return every key under which these tokens may be stored, in whatever prefix mode.
-
-        Behind documents it is only what was computed behind them: without them it has not seen
-        them, and its own purge names it.
-        """
+        """Return every key under which these tokens may be stored, in whatever prefix mode; with
+        documents `behind` only what was computed behind them."""
         keys: set[str] = set()
         for mode in CHUNK_PREFIX_MODES if behind else PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)

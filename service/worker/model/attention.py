@@ -51,13 +51,9 @@ def attend_rows(
 
     Args:
         q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE, with every key that a row may see filled in.
-        v: `[kv_heads, n, head_dim]`.
-        rows: ascending positions of the queries, `[m]`.
-        scale: factor of the scores before the softmax.
-        last: the last of the rows, where that is known without asking the device.
+        k: `[kv_heads, n, head_dim]`, after RoPE, filled in as far as a row may see; v is like it.
+        rows: ascending positions of the queries, `[m]`; `last` is the last of them, where known.
         key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
 
     Returns:
         `[m, heads * head_dim]` in q's dtype.
@@ -112,16 +108,9 @@ def attend_with_scores(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
-
-    Args:
-        scoring: a weight for every row, `[m]` fp32: the scores are then the softmax weights times
-            their row's weight, summed over heads and rows. Or a function that makes scores of the
-            softmax weights; what it returns for the tiles of rows is added up.
-
-    Returns:
-        The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
-    """
+    """`attend_rows` for few rows, and scores of the keys `[n]` fp32: the softmax weights times
+    their row's weight `[m]`, summed over heads and rows; or what a function makes of the
+    weights, added up over tiles of rows."""
     differs = rule is not PLAIN and _differs(rule, k, rows, key_rows)
     if isinstance(scoring, Tensor) and not differs and prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
@@ -244,10 +233,8 @@ def _attend_by_rule(
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, rule: AttentionRule = PLAIN
 ) -> Tensor:
-    """Attend by one query to all keys: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`.
-
-    Of `rule` the window is not looked at: the keys are those within it.
-    """
+    """Attend by one query to all keys: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`;
+    of `rule` the window is not looked at."""
     heads, d = q.shape
     if not rule.plain_weights:
         grouped = q.view(k.shape[0], -1, d).float()
@@ -270,10 +257,8 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Return softmax weights `[heads, m, n]` fp32 of few rows, 0 for keys that a row does not see.
-
-    The arguments are those of `attend_rows`.
-    """
+    """Return softmax weights `[heads, m, n]` fp32 of few rows, 0 for keys that a row does not
+    see; arguments as of `attend_rows`."""
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3).float()

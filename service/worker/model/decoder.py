@@ -37,12 +37,9 @@ from service.worker.steps import Steps, run
 class DecoderModel:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
 
-    What other families do differently are the hooks below: a family's class overrides some.
-
-    It computes the base model; `with_lora` and `with_loras` compute what `loras` add, by name.
-
-    `batch` in the methods below means that the rows belong to different sequences. How many there
-    are must not change how they are computed, so that an answer does not depend on other requests.
+    What other families do differently are the hooks below. It computes the base model; `with_lora`
+    and `with_loras` compute what `loras` add. `batch` means that the rows belong to different
+    sequences: how many there are must not change how they are computed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -238,10 +235,8 @@ class DecoderModel:
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
-
-        Before RoPE, after any norm of q and k.
-        """
+        """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads,
+        head_dim]`, before RoPE and after any norm of q and k."""
         if (parts := self.parts[layer]) is not None and parts.takes(x, batch=batch):
             heads = parts.qkv(x, batch=batch).view(x.shape[0], -1, self.head_dim)
             sizes = self.heads, self.kv_heads, self.kv_heads

@@ -1,9 +1,6 @@
 """Counts the floating-point operations of a prompt as they are scheduled (docs/specification.md
-§4).
-
-A multiply and an add are two operations. Norms, RoPE and softmax are not counted, as is usual in
-FLOP counts of transformers.
-"""
+§4). A multiply and an add are two operations; norms, RoPE and softmax are not counted, as is
+usual."""
 
 from __future__ import annotations
 
@@ -41,11 +38,8 @@ class FlopCount:
         self.total += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
 
     def attend(self, pairs: float) -> None:
-        """Add attention scores and the weighted sum of values, over all heads.
-
-        Args:
-            pairs: (query row, key) pairs that the causal mask lets through.
-        """
+        """Add attention scores and the weighted sum of values, of (query row, key) pairs over
+        all heads."""
         self.total += 4.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def score(self, pairs: float) -> None:
@@ -53,10 +47,8 @@ class FlopCount:
         self.total += 2.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def attend_causally(self, rows: Tensor) -> None:
-        """`attend` of rows, ascending prompt indices `[m]`, that see the keys up to their own.
-
-        Rows on a device are waited for (`PromptLayout.on_host`).
-        """
+        """`attend` of rows, ascending prompt indices `[m]` in host memory, that see the keys up
+        to their own."""
         self._add_causal(4.0, rows)
 
     def score_causally(self, rows: Tensor) -> None:
@@ -81,13 +73,8 @@ class FlopCount:
 
 
 def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
-    """Return operations of a full prefill of so many tokens.
-
-    The last layer finishes only the last row, as our layer loop does: nothing reads the others.
-
-    Args:
-        behind: tokens before them whose KV is at hand.
-    """
+    """Return operations of a full prefill of so many tokens, `behind` others whose KV is at
+    hand. The last layer finishes only the last row, as our layer loop does."""
     count = FlopCount(shape)
     for layer in range(shape.layers):
         last = layer == shape.layers - 1
@@ -99,13 +86,8 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
 
 
 def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
-    """Return operations of computing a chunk by itself.
-
-    It ends with the keys and values of the last layer.
-
-    Args:
-        behind: tokens of the prefix whose KV is at hand.
-    """
+    """Return operations of computing a chunk by itself, `behind` a prefix whose KV is at hand;
+    it ends with the keys and values of the last layer."""
     count, finished = FlopCount(shape), shape.layers - 1
     count.project(shape.layers * tokens)
     count.attend(finished * tokens * (behind + (tokens + 1) / 2))

@@ -1,7 +1,5 @@
-"""What is wrong with a model folder, seen without loading it. Importable without torch.
-
-The worker asks before it loads the weights, and `kvstitch doctor` says the same sentences.
-"""
+"""What is wrong with a model folder, seen without loading it or torch, as the worker and
+`kvstitch doctor` say it."""
 
 from __future__ import annotations
 
@@ -33,12 +31,7 @@ class FolderFault:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a JSON object.
-    """
+    """Return the content of config.json; raises OSError or ValueError."""
     return _json_object(folder / "config.json")
 
 

@@ -172,11 +172,9 @@ def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 1) -> int:
-    """Return KV pool size in tokens when none is set.
-
-    A quarter of the free memory (half of a GPU's), divided by the workers of the service, and at
-    most what `max_running` sequences of full length can use.
-    """
+    """Return KV pool size in tokens when none is set: a quarter of the free memory (half of a
+    GPU's), divided by the workers of the service, and at most what `max_running` sequences of
+    full length can use."""
     if decoder.device.type == "cuda":
         free = torch.cuda.mem_get_info(decoder.device)[0] // 2
     else:

@@ -1,10 +1,6 @@
-"""LoRA adapters beside the weights: what they add to a decoder's products.
-
-A LoRA adapter adds B·A·x to products W·x, with A `[rank, in]` and B `[out, rank]`. The base model's
-weights stay as they are, so that several adapters and the base model itself can be computed in one
-batch: each row gets what its own adapter adds. How an adapter's rows are multiplied does not depend
-on the other rows.
-"""
+"""LoRA adapters beside the weights: B·A·x is added to products W·x, with A `[rank, in]` and B
+`[out, rank]`. In a batch each row gets what its own adapter adds, however the other rows are
+multiplied."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""A model's sizes and its calibration, read from `calibration.json` in the model folder.
+"""A model's sizes and its calibration, which `kvstitch tune` writes into the data folder as
+`calibration.json`; a model's folder may hold one, too. It is no part of the model's fingerprint.
 
     {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
-
-`kvstitch tune` writes the file into the data folder; a model's folder may hold one, too. Only
-methods that need its values require it. It is not part of the model's fingerprint, because stored
-KV does not depend on it.
 """
 
 from __future__ import annotations
@@ -24,11 +21,7 @@ from service.shared.model_fingerprint import CALIBRATION_FILE
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of the served model and its calibration.
-
-    Source:
-        docs/specification.md §1.7 (N*) for `stable_layers`.
-    """
+    """Sizes of the served model and its calibration."""
 
     layers: int
     heads: int
@@ -48,13 +41,8 @@ def read_calibration(
     first: Path | None = None,
 ) -> ModelFacts:
     """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
-
-    Args:
-        first: a calibration file whose values go before those of the model's folder.
-
-    Raises:
-        ModelRefused: a file does not fit the model.
-    """
+    The values of the file `first` go before those of the folder's; raises ModelRefused if a file
+    does not fit the model."""
     facts = ModelFacts(layers, heads, kv_heads)
     for path in (folder / CALIBRATION_FILE, first):
         if path is not None and path.exists():

@@ -124,11 +124,8 @@ def _concatenated(parameters: Sequence[Any]) -> Tensor:
 
 
 class QuantisedLinear(nn.Module):
-    """A linear module with a quantised weight, in place of transformers' own.
-
-    So transformers' forward, which the start-up check compares with, uses the same weights: it
-    multiplies by the dequantised ones.
-    """
+    """A linear module with a quantised weight, in place of transformers' own, so that its
+    forward, which the start-up check compares with, uses the same weights."""
 
     bias: nn.Parameter | None
 

@@ -45,11 +45,8 @@ DEQUANTISED = "mxfp4"
 def quantisation_fault(
     folder: Path, config: dict[str, Any], *, device: str, quantize: str = "off"
 ) -> FolderFault | None:
-    """Return what keeps a model's quantised weights from being served; None if nothing does.
-
-    Args:
-        device: that it is to run on: "cpu", "cuda", "cuda:N" or "auto".
-    """
+    """Return what keeps a model's quantised weights from being served on "cpu", "cuda", "cuda:N"
+    or "auto"; None if nothing does."""
     given = config.get("quantization_config") or config.get("compression_config")
     if quantize != "off":
         return _fault_of_setting(folder, config, quantize, quantised=bool(given))

@@ -43,14 +43,9 @@ class RotaryTable:
         head_dim: int,
         layer_type: str | None = None,
     ) -> RotaryTable:
-        """Return the table of a transformers rotary module.
-
-        Args:
-            positions: at most `static_positions`.
-            head_dim: of queries and keys. Where the model rotates fewer dimensions, the table
-                leaves the others as they are, for heads in `halves_order`.
-            layer_type: which layers' table, where a module has one for each type.
-        """
+        """Return the table of a transformers rotary module, or of its layers of one type, for at
+        most `static_positions`. Where it rotates only a part of `head_dim`, the table leaves the
+        others as they are, for heads in `halves_order`."""
         fresh = type(rotary)(config).to(device)
         prefix = f"{layer_type}_" if layer_type else ""
         inv_freq: Tensor = getattr(fresh, prefix + "inv_freq")
@@ -90,11 +85,8 @@ class RotaryTable:
 
 
 def static_positions(config: Any) -> int:
-    """Return positions for which the frequencies do not depend on the prompt's length.
-
-    Raises:
-        ModelRefused: the type of RoPE is not known.
-    """
+    """Return positions for which the frequencies do not depend on the prompt's length; raises
+    ModelRefused if the type of RoPE is not known."""
     parameters = config.rope_parameters or {}
     by_type = [p for p in parameters.values() if isinstance(p, dict)]
     return min(_static_positions(config, kind) for kind in by_type or [parameters])

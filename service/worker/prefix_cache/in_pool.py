@@ -33,12 +33,7 @@ MAX_PROMPTS = 64
 
 
 class PrefixCache:
-    """The prefix cache of one engine, in its KV pool.
-
-    Args:
-        pool: holds their KV; it asks for memory by `make_room`.
-        on: whether any are kept.
-    """
+    """The prefix cache of one engine, in its KV pool, which asks for memory by `make_room`."""
 
     def __init__(self, pool: KVPool, *, on: bool) -> None:
         self._pool = pool
@@ -75,11 +70,8 @@ class PrefixCache:
             self._prompts.append(prompt)
 
     def look_up_history(self, prompt: NewPrompt, tokens: int) -> History | None:
-        """Return the longest part of a prompt's earlier turns that one in the cache has left.
-
-        Args:
-            tokens: how many first tokens of its question are earlier turns.
-        """
+        """Return the longest part of a prompt's earlier turns, the first tokens of its question,
+        that one in the cache has left."""
         best: History | None = None
         for cached in self._prompts:
             shared = prompt.shared_history(cached, tokens)

@@ -27,11 +27,7 @@ MOST_OPEN = 64
 
 
 class Grammars:
-    """Compiles grammars for one model. For one thread.
-
-    Args:
-        vocabulary: length of its logits.
-    """
+    """Compiles grammars for one model, of logits of length `vocabulary`. For one thread."""
 
     def __init__(self, tokenizer: Path, vocabulary: int, end_ids: Collection[int]) -> None:
         self.processes = GrammarProcesses(tokenizer, vocabulary, end_ids)

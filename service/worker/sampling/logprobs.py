@@ -1,9 +1,6 @@
-"""Log-probabilities of answer tokens, for the requests of a batch that ask for them.
-
-They are those of the model: a log-softmax of its logits as they are, before temperature and top-p.
-So they say how sure the model was, however the token was chosen, and are the same for a seed and
-for a greedy answer with the same text.
-"""
+"""Log-probabilities of answer tokens: a log-softmax of the model's logits as they are, before
+temperature and top-p. So they are the same for a seed and for a greedy answer with the same
+text."""
 
 from __future__ import annotations
 
@@ -21,13 +18,8 @@ LEAST = -9999.0
 def token_logprobs(
     counts: Sequence[int | None], tokens: Sequence[int], logits: Tensor
 ) -> list[TokenLogprobs | None]:
-    """Return log-probabilities of the sampled tokens and of the most likely ones.
-
-    Args:
-        counts: for each row, how many of the most likely tokens are reported; None for a row that
-            reports nothing. If no row does, nothing is computed.
-        logits: `[rows, vocabulary]` fp32.
-    """
+    """Return log-probabilities of the sampled tokens, and of as many of the most likely ones as
+    each row of logits `[rows, vocabulary]` fp32 asks for; None for a row that asks for nothing."""
     wanted = [row for row, count in enumerate(counts) if count is not None]
     out: list[TokenLogprobs | None] = [None] * len(counts)
     if not wanted:

@@ -22,12 +22,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 class Sampler:
-    """Samples the tokens of one sequence, so that they do not depend on others in the batch.
-
-    Args:
-        adjustments: changes the logits by what the answer holds so far; None for no change.
-        grammar: what the answer must be; None for anything.
-    """
+    """Samples the tokens of one sequence, so that they do not depend on others in the batch."""
 
     def __init__(
         self,
@@ -64,11 +59,8 @@ class Sampler:
         return self._grammar is not None and not self._grammar.compiled
 
     def ready(self, patience_s: float = 0.0) -> bool:
-        """Return whether the next token can be sampled, within so many seconds.
-
-        Raises:
-            InvalidRequest: the grammar cannot be followed, or takes too much.
-        """
+        """Return whether the next token can be sampled, within so many seconds; raises
+        InvalidRequest if the grammar cannot be followed, or takes too much."""
         grammar = self._grammar
         if grammar is None:
             return True
@@ -86,13 +78,8 @@ class Sampler:
         return [] if self._grammar is None else self._grammar.forced()[:most]
 
     def __call__(self, logits: Tensor) -> int:
-        """Sample a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
-
-        At temperature 0 it is the most likely token, the one with the lowest id on ties.
-
-        Raises:
-            InvalidRequest: the grammar cannot be followed, or takes too much.
-        """
+        """Sample the answer's next token id from logits `[vocabulary]` fp32; at temperature 0
+        the most likely one, with the lowest id on ties. Raises as `ready`."""
         if self.takes_likeliest:
             return int(logits.argmax())
         only = self._grammar.only() if self._grammar is not None else None
@@ -152,11 +139,8 @@ def keep_top_p(weights: Tensor, top_p: float) -> None:
 
 
 class LogitAdjustments:
-    """Bias, penalties and the shortest length of one answer, as vLLM defines them.
-
-    Args:
-        prompt: gives the token ids of the prompt `[n]`, which the repetition penalty counts too.
-    """
+    """Bias, penalties and the shortest length of one answer, as vLLM defines them; the
+    repetition penalty counts the prompt, too."""
 
     def __init__(
         self, sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]

@@ -1,8 +1,5 @@
-"""Turns a request into a sequence, and refuses requests that can never be answered.
-
-Everything that can be checked before any work is checked here: methods and their parameters, the
-model's context, and the size of the KV pool.
-"""
+"""Turns a request into a sequence, and refuses what can never be answered: methods and their
+parameters, the model's context, and the size of the KV pool are checked here, before any work."""
 
 from __future__ import annotations
 
@@ -48,11 +45,8 @@ class Admission:
         tenant: str,
         lora: str = "",
     ) -> list[Address | None]:
-        """Return addresses of S and of every document, None for an empty segment.
-
-        Raises:
-            InvalidRequest: there is no LoRA adapter of this name.
-        """
+        """Return addresses of S and of every document, None for an empty segment; raises
+        InvalidRequest if there is no such LoRA adapter."""
         if lora and lora not in self.decoder.loras:
             names = ", ".join(sorted(self.decoder.loras)) or "none"
             raise InvalidRequest(
@@ -82,10 +76,8 @@ class Admission:
         }
 
     def sequence(self, request: Generate, arrived: float) -> EngineSequence:
-        """Return the sequence of a request, ready to be queued.
-
-        Args:
-            arrived: when the request arrived, by time.monotonic.
+        """Return the sequence of a request that arrived then, by time.monotonic, ready to be
+        queued.
 
         Raises:
             UnknownMethod: there is no method of this name.

@@ -1,9 +1,8 @@
 """Launches a request's prefill: gives it its layout, its KV, and the steps that run it.
 
-A prompt starts as soon as it is known where its chunks are; one of which only parts are read starts
-when its first reads are finished. If a chunk turns out to be damaged, missing or too late, the
-prefill is resumed with that segment uncached, from the last layer that was computed with every row.
-Or, if the request says so, the chunk is computed by itself, as if it had been stored.
+A prompt starts as soon as it is known where its chunks are; if one turns out to be damaged, missing
+or too late, the prefill is resumed with that segment uncached, from the last layer that was
+computed with every row. Or, if the request says so, the chunk is computed by itself.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ class PrefillLauncher:
     graphs: PrefillGraphs | None = None  # recorded layers of the decoder; None: nothing is recorded
 
     def reserved_tokens(self, sequence: EngineSequence) -> int:
-        """Return the tokens of KV that the sequence needs from the pool until its end.
-
-        All are reserved at its start, so that it cannot run out midway. Only valid once the
-        sequence is `loaded`.
-        """
+        """Return the tokens of KV that a `loaded` sequence needs from the pool until its end;
+        all are reserved at its start, so that it cannot run out midway."""
         tokens = sequence.asked.prompt_tokens + sequence.max_tokens
         if self._holds_part(sequence):
             documents = sequence.asked.document_tokens
@@ -56,11 +52,8 @@ class PrefillLauncher:
         return tokens
 
     def launch(self, sequence: EngineSequence, kv: SequenceKV, *, crowded: bool = False) -> None:
-        """Give a sequence that can start its layout, its KV and its steps.
-
-        Args:
-            crowded: whether other requests decode meanwhile, which slows prefill.
-        """
+        """Give a sequence that can start its layout, its KV and its steps; `crowded`: others
+        decode meanwhile."""
         sequence.kv = kv
         sequence.clock.close_queue(_loading_s(sequence))
         if sequence.loads.found is not None:

@@ -31,11 +31,7 @@ from service.worker.steps import Steps
 def find_reuse(
     cache: PrefixCache, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
 ) -> Reuse | None:
-    """Return what a sequence can reuse.
-
-    Args:
-        running: sequences that are being answered: their prompts can be continued, too.
-    """
+    """Return what a sequence can reuse, of the cache or of those that are being answered."""
     prompt = new_prompt(sequence) if cache.on else None
     if prompt is None:
         return None
@@ -144,15 +140,8 @@ def _rest(
 
 
 class HistoryKV:
-    """KV of neighbouring tokens of a sequence, copied out of the pool; implements `CachedSegment`.
-
-    It is copied at once, because the sequence may be evicted later.
-
-    Args:
-        decoder: the model.
-        kv: with every token in place.
-        rows: which tokens.
-    """
+    """KV of neighbouring tokens of a sequence, copied out of the pool at once, because the
+    sequence may be evicted later; implements `CachedSegment`."""
 
     def __init__(self, decoder: DecoderModel, kv: SequenceKV, rows: slice) -> None:
         positions = torch.arange(rows.start, rows.stop, device=decoder.device)

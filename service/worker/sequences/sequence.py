@@ -151,10 +151,8 @@ class EngineSequence:
 
     @property
     def position(self) -> int:
-        """RoPE position of the last generated token.
-
-        It differs from the number of KV entries after an eviction (docs/specification.md §0).
-        """
+        """RoPE position of the last generated token; after an eviction there are fewer KV
+        entries."""
         assert self.layout is not None
         return self.layout.tokens + len(self.tokens) - 1
 

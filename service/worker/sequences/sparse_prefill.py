@@ -1,9 +1,6 @@
-"""Runs a sparse method over one request's prompt, and computes what is missing in the store.
-
-If a document's sketch or blocks are missing or damaged, the document is computed by itself, exactly
-as precompute does it, stored again, and used like the others. So the answer is the same as without
-the fault.
-"""
+"""Runs a sparse method over one request's prompt. A document whose sketch or blocks are missing
+or damaged is computed by itself, as precompute does it, stored again, and used like the others,
+so the answer is the same as without the fault."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Records what happened to every token of a prompt, for requests that want to know.
-
-The tracer is called by the layer loop (`capture`, `on_pass`), with a sparse method's plan
-(`planned`) and by eviction (`kept`). It reports runs of neighbouring tokens to which the same
-happened. Requests without a trace do no extra work.
-"""
+"""Records what happened to every token of a prompt, for requests that want to know, as runs of
+neighbouring tokens to which the same happened. Requests without a trace do no extra work."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The chunks that the memory tier holds, for gateways that route by them.
-
-The tier knows chunks by key, gateways by name (`ChunkNames`). Messages bring both together:
-whatever is in the memory tier came there for a message that named it. Names are remembered only
-after a gateway has asked for cached chunks.
-"""
+"""The chunks that the memory tier holds, for gateways that route by them. The tier knows chunks
+by key, gateways by name (`ChunkNames`), messages bring both together; names are remembered only
+after a gateway has asked for cached chunks."""
 
 from __future__ import annotations
 

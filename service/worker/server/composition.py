@@ -57,11 +57,7 @@ def load_model(settings: WorkerSettings) -> DecoderModel:
 
 
 class Composition:
-    """The parts of one worker.
-
-    Args:
-        opened: closes the store when the worker ends.
-    """
+    """The parts of one worker; `opened` closes the store when it ends."""
 
     def __init__(self, settings: WorkerSettings, decoder: DecoderModel, opened: ExitStack) -> None:
         if decoder.device.type == "cpu" and (reason := why_missing()):

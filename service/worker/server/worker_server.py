@@ -67,13 +67,8 @@ class WorkerServer:
         leases: Leases | None = None,
         keys: Keyring | None = None,
     ) -> None:
-        """The engine's store and loader must be started.
-
-        Args:
-            leases: of a worker that runs by itself; None: one gateway started this one and may end
-                it.
-            keys: of the stores; None: they have none.
-        """
+        """The engine's store and loader must be started. A worker without leases was started by
+        one gateway, which may end it."""
         self._engine = engine
         self._keys = keys
         self._gateway_keys = None if keys is None else GatewayKeys(keys)
@@ -93,10 +88,8 @@ class WorkerServer:
         self._inbox.wake()
 
     def drain(self) -> None:
-        """Make `run` take nothing new, give back what has not begun, finish what runs and return.
-
-        For any thread and signal handler.
-        """
+        """Make `run` take nothing new, give back what has not begun, finish what runs and
+        return. For any thread and signal handler."""
         self._reporter.draining = True
         self._draining.set()
         self._inbox.wake()

@@ -36,12 +36,9 @@ multiplied; or a function, which is slower.
 
 @dataclass(frozen=True)
 class Sight:
-    """Which keys the rows of an attention pass see, and among which keys their attention is scored.
-
-    Both are functions of the layer's number that return ascending prompt rows `[k]`; None: all rows
-    that are cached. A method that lets its rows see only part of the prompt computes two softmaxes
-    a layer.
-    """
+    """Which keys the rows of an attention pass see, and among which keys their attention is
+    scored: functions of the layer's number that return ascending prompt rows `[k]`; None: all
+    that are cached."""
 
     # keys that the rows attend to, so that their outputs depend on them
     seen: Callable[[int], Tensor] | None = None
@@ -61,10 +58,8 @@ class Probes(NamedTuple):
 
 
 class LayerLoop(Protocol):
-    """Passes over a prompt whose cached segments are stitched together.
-
-    A method calls `layers` once, after as many calls of `attention_pass` as it wants.
-    """
+    """Passes over a prompt whose cached segments are stitched together: `layers` once, after as
+    many calls of `attention_pass` as a method wants."""
 
     @property
     def layout(self) -> PromptLayout: ...
@@ -84,13 +79,9 @@ class LayerLoop(Protocol):
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
-        """Compute `rows`, and those that every method computes, through all layers.
-
-        Args:
-            method: its `select` is called at every layer.
-            rows: prompt rows to compute, starting from their embeddings.
-            scores: what earlier passes measured `[n]`; every `LayerView` of this loop carries it.
-        """
+        """Compute `rows` `[m]` from their embeddings, and those that every method computes,
+        through all layers, at each of which the method may `select`. Every `LayerView` carries
+        `scores` `[n]`."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +125,9 @@ class DenseMethod(FusionMethod):
         `view.v`, before anything attends to it. Called before `select`."""
 
     def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
-        """Return by what stored rows that are not computed are shifted at every layer but 0, where
-        KV depends on the token alone; None: they stay as they are.
-
-        Args:
-            rows: that are computed at all layers `[m]`.
-            scores: what earlier passes measured `[n]`.
-        """
+        """Return by what stored rows are shifted, that are not among the computed `rows` `[m]`,
+        at every layer but 0, where KV depends on the token alone; None: they stay as they are.
+        `scores` `[n]` is what earlier passes measured."""
         return None
 
     def document_keys(self, view: LayerView) -> Tensor | None:
@@ -156,11 +143,8 @@ class DenseMethod(FusionMethod):
         return (yield from loop.layers(self, self.start_rows(loop.layout)))
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """Return tokens of cached documents that are computed anew.
-
-        That is the repair ratio's share of the prompt; for a method without a repair ratio, the
-        document rows that `start_rows` picks.
-        """
+        """Return tokens of cached documents that are computed anew: the repair ratio's share of
+        the prompt; without a repair ratio, the document rows that `start_rows` picks."""
         if self.repair_ratio is not None:
             wanted = floor_share(shape.tokens, self.repair_ratio)
             return min(wanted, shape.tokens - shape.question - shape.uncached)

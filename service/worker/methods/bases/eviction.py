@@ -1,10 +1,8 @@
 """The base of eviction methods: a method gives parameters and scores, the base picks what is kept.
 
-A prompt is evicted once, after the logits of the first answer token, so that this token is exactly
-the fusion method's. Generated tokens are never evicted and do not count towards the budget. By
-default the instruction S and the question Q are kept (A3(ex), docs/specification.md §1.6); with
-`protect` off only the scoring window is, as in the methods' papers. A method returns the kept
-indices; the KV pool moves the entries.
+A prompt is evicted once, after the logits of the first answer token. Generated tokens are never
+evicted and do not count towards the budget. By default the instruction S and the question Q are
+kept (A3(ex), docs/specification.md §1.6); with `protect` off only the scoring window is.
 """
 
 from __future__ import annotations
@@ -40,14 +38,9 @@ class PromptAttention:
     rule: AttentionRule = PLAIN
 
     def query_attention(self) -> Tensor:
-        """Return attention weights of the observed queries, mean over the query heads of each KV
-        head.
-
-        The observed queries must be `[w, heads, head_dim]`, those of the prompt's last w rows.
-
-        Returns:
-            Softmax weights `[kv_heads, w, n]` fp32.
-        """
+        """Return softmax weights `[kv_heads, w, n]` fp32 of the observed queries, mean over the
+        query heads of each KV head. They must be `[w, heads, head_dim]`, those of the prompt's
+        last w rows."""
         w, heads, _ = self.observed.shape
         n, kv_heads = self.layout.tokens, self.k.shape[0]
         rows = torch.arange(n - w, n, device=self.k.device)
@@ -75,17 +68,11 @@ class EvictionMethod:
         return 32
 
     def check(self, model: ModelFacts) -> None:
-        """Check that this model has what the method needs.
-
-        Raises:
-            InvalidRequest: it has not, or the parameters do not fit it.
-        """
+        """Check that this model has what the method needs; raises InvalidRequest if not."""
 
     def observe(self, view: LayerView) -> Tensor:
-        """Return what scoring will need from a layer's queries, which only prefill has.
-
-        Any tensor; by default the window's queries `[w, heads, head_dim]`.
-        """
+        """Return a tensor that scoring will need from a layer's queries, which only prefill has;
+        by default the window's queries `[w, heads, head_dim]`."""
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
@@ -93,10 +80,8 @@ class EvictionMethod:
         return None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """Return the importance of every token `[kv_heads, n]`; the highest are kept.
-
-        Only the columns of tokens that are not protected are used.
-        """
+        """Return the importance of every token `[kv_heads, n]`; of those not protected, the
+        highest are kept."""
         raise NotImplementedError
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
@@ -110,11 +95,8 @@ class EvictionMethod:
     # -- implemented by the base ------------------------------------------------------------------
 
     def observed_rows(self, layout: PromptLayout) -> int:
-        """Return the number w of rows in the window.
-
-        At most the question, because only its rows are computed by every fusion method. Without
-        `protect` also less than the budget, so that at least one entry is left to choose.
-        """
+        """Return the number w of rows in the window: at most the question, because only its rows
+        are computed by every fusion method; without `protect` also less than the budget."""
         question = layout.tokens - layout.question_start
         w = min(self.window_rows, question)
         return w if self.protect else max(1, min(w, self.budget - 1))

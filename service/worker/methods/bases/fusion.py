@@ -1,9 +1,5 @@
-"""The base of all fusion methods: a dataclass of parameters that runs the prefill of a prompt.
-
-Also `PromptShape` and `Phase`: how much a method will compute for a prompt, which the planner knows
-before anything is computed.
-
-A method extends one of three bases, which do everything that is the same for all methods:
+"""The base of all fusion methods: a dataclass of parameters that runs the prefill of a prompt, and
+says before how much it will compute (`PromptShape`, `Phase`). A method extends one of
 
     DenseMethod    (`dense.py`)      holds every token; computes some rows, others are cached
     TwoPassMethod  (`two_pass.py`)   the same, after a first pass of the question over the cache
@@ -76,13 +72,9 @@ def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
 def dense_phases(
     shape: PromptShape, rows: int, *, full_layers: int = 0, cache_from: int = 0
 ) -> Iterator[Phase]:
-    """Return the phases of the layer loop over a prompt of which every token is held.
-
-    Args:
-        rows: rows computed at the layers after the full ones, question included.
-        full_layers: number of first layers that compute every row; the layer after them still
-            projects every row.
-    """
+    """Return the phases of the layer loop over a prompt of which every token is held. The first
+    `full_layers` compute every row, and the layer after them projects every row; the others
+    compute `rows`, question included."""
     last, n = shape.layers - 1, shape.tokens
     question = shape.question
 
@@ -118,11 +110,8 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
-        """Prefill a prompt with the passes that `loop` offers.
-
-        Args:
-            loop: a `LayerLoop` for dense and two-pass methods, a `SparseLoop` for sparse ones.
-        """
+        """Prefill a prompt with the passes of `loop`: a `LayerLoop`, or for sparse methods a
+        `SparseLoop`."""
 
     @abstractmethod
     def phases(self, shape: PromptShape) -> list[Phase]:
@@ -138,28 +127,16 @@ class FusionMethod(ABC):
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        """Return the scores by which this layer ranks document tokens; for token traces only.
-
-        Called before rows are selected.
-
-        Returns:
-            `[n]`, higher is recomputed first; None at layers where nothing is ranked.
-        """
+        """Return the scores `[n]` by which this layer ranks document tokens before rows are
+        selected, higher is recomputed first; None where nothing is ranked. For token traces
+        only."""
         return None
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
-        """Check the parameters against the model.
-
-        Raises:
-            InvalidRequest: they do not fit it.
-        """
+        """Check the parameters against the model; raises InvalidRequest if they do not fit it."""
 
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
-        """Check that the model has a layer of this number; a helper for `check`.
-
-        Raises:
-            InvalidRequest: there is no such layer.
-        """
+        """Raise InvalidRequest if the model has no layer of this number; a helper for `check`."""
         if layer >= model.layers:
             raise InvalidRequest(
                 f"fusion.{name} must be at most {model.layers - 1} (the model has "
@@ -171,11 +148,9 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """Return the name of the parameter that is the share of rows to recompute, if there is one.
-
-        It is the one declared with `parameter(..., auto=True)`. The planner and the correctness
-        gate may raise its value.
-        """
+        """Return the name of the parameter, declared with `parameter(..., auto=True)`, that is
+        the share of rows to recompute and that the planner and the correctness gate may raise;
+        None: there is none."""
         return next((f.name for f in fields(cls) if f.metadata.get("auto")), None)
 
     @property
@@ -192,11 +167,8 @@ class FusionMethod(ABC):
         return next((float(le) for le in bounds if le is not None), 1.0)
 
     def with_repair_ratio(self, ratio: float) -> Self:
-        """Return the same method with another value of its repair parameter.
-
-        Raises:
-            InvalidRequest: the other parameters do not allow this value.
-        """
+        """Return the same method with another value of its repair parameter; raises
+        InvalidRequest if the other parameters do not allow it."""
         name = self.repair_parameter()
         assert name is not None, "ask repair_parameter() first"
         changed: dict[str, Any] = {name: ratio}

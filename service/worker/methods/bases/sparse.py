@@ -3,12 +3,10 @@
     loading         the loader reads every document's sketch and its first and last blocks
     question pass   the question runs over S and these blocks: its mean query at every layer
     plan            the method says which tokens each layer holds and which it computes anew
-    layers          the blocks that the plan needs are read; then the planned rows and the
-                    question are computed
+    layers          the blocks that the plan needs are read; its rows and the question are computed
 
-If a document's sketch or blocks are missing or damaged, the document is computed by itself,
-exactly as precompute does it, and stored again. A prompt without any stored document runs as a
-full prefill.
+A document that is missing or damaged is computed by itself, as precompute does it, and stored
+again. A prompt without any stored document runs as a full prefill.
 """
 
 from __future__ import annotations
@@ -66,28 +64,18 @@ class SparseMethod(FusionMethod):
 
     @abstractmethod
     def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
-        """Say which tokens every layer holds and computes.
-
-        Args:
-            queries: the question's mean queries `[layers, heads, head_dim]` fp32.
-
-        Returns:
-            A plan in which every layer keeps equally many tokens, at most `max_kept_tokens` of the
-            documents. Every layer keeps all of S and every document's first and last blocks
-            (`fixed_tokens`).
-        """
+        """Say which tokens every layer holds and computes, by the question's mean queries
+        `[layers, heads, head_dim]` fp32. Every layer keeps equally many tokens, all of S and
+        every document's first and last blocks (`fixed_tokens`), at most `max_kept_tokens` of the
+        documents."""
 
     @abstractmethod
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
         """Return the largest number of document tokens that a layer holds."""
 
     def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
-        """Return the keys or values to use for tokens that were computed anew.
-
-        Args:
-            computed: new keys (before RoPE) or values `[m, kv_heads, head_dim]`.
-            stored: the stored ones of the same tokens.
-        """
+        """Return the keys (before RoPE) or values `[m, kv_heads, head_dim]` to use for tokens
+        that were computed anew."""
         return computed
 
     # -- implemented by the base ------------------------------------------------------------------

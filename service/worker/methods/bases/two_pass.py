@@ -1,10 +1,8 @@
 """The base of methods that run the question over the stitched cache before they choose rows.
 
-    question pass   the question's rows run over the cached keys (about one percent of the work of
-                    a prefill), to measure how much attention every token receives
-    layers          the rows that the method picks by it are computed, and the question again
-
-A prompt without any cached document runs as a dense prompt.
+question pass   the question's rows run over the cached keys (about one percent of a prefill's
+                work), to measure how much attention every token receives
+layers          the rows that the method picks by it are computed, and the question again
 """
 
 from __future__ import annotations
@@ -33,12 +31,8 @@ class TwoPassMethod(DenseMethod):
     """Base: picks rows by what the question attends to in a pass over the stitched cache."""
 
     def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
-        """Return rows to compute, starting from their embeddings.
-
-        Args:
-            scores: attention that every token received from the question `[n]` fp32, summed over
-                the layers that count; zero for tokens that were not scored.
-        """
+        """Return rows to compute, by the attention that every token received from the question
+        `[n]` fp32, summed over the layers that count; zero for tokens that were not scored."""
         raise NotImplementedError
 
     def question_pass_layers(self, layers: int) -> range:
@@ -89,13 +83,9 @@ class TwoPassMethod(DenseMethod):
 
 @dataclass(frozen=True)
 class QuestionRankedMethod(TwoPassMethod):
-    """Base of published methods that rank document tokens by the question's attention.
-
-    They differ in what the question has seen when its attention is measured, in the layers that
-    count, and in how many rows they compute; they all compute the highest ⌊ratio · |D|⌋ of the
-    documents' tokens through all layers, without regard to what those were precomputed behind. A
-    subclass has the parameter `ratio`, a share of the documents' tokens.
-    """
+    """Base of published methods that compute the ⌊ratio · |D|⌋ document tokens that the question
+    attends to most. They differ in what the question has seen, in the layers that count, and in
+    how many rows they compute. A subclass has the parameter `ratio`."""
 
     @property
     def document_ratio(self) -> float:

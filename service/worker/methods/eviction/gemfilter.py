@@ -92,12 +92,8 @@ class Method(EvictionMethod):
         return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return pooled logits `[n]` fp32 of the last query.
-
-        Args:
-            q: the query `[heads, head_dim]`.
-            k: `[kv_heads, n, head_dim]`.
-        """
+        """Return pooled logits `[n]` fp32 of the last query `[heads, head_dim]`, of keys
+        `[kv_heads, n, head_dim]`."""
         kv_heads, _, d = k.shape
         # The query heads of a group share their keys, so the sum of q·k is (sum of q)·k.
         summed_queries = q.float().view(kv_heads, -1, d).sum(1)

@@ -116,10 +116,7 @@ class Method(SparseMethod):
 
     def block_limit(self, grids: Sequence[BlockGrid]) -> int:
         """Return the largest number of middle blocks that a layer may hold, of all documents
-        together.
-
-        At least one, unless the method selects no middle blocks or no document has one.
-        """
+        together: at least one, unless the method selects none or no document has one."""
         if not self.selection:
             return 0
         most = math.ceil(sum(len(g.middle) for g in grids) / max(1, len(grids)))

@@ -1,9 +1,5 @@
 """Selects the middle blocks that a question needs, by the sketches of the documents, and plans
-which tokens each layer holds and which it computes anew.
-
-Source:
-    docs/specification.md §1.7, steps Q2 to Q6.
-"""
+which tokens each layer holds and which it computes anew (docs/specification.md §1.7, Q2 to Q6)."""
 
 from __future__ import annotations
 
@@ -40,19 +36,9 @@ class Selection:
 
 
 def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> list[Tensor]:
-    """Return the query with which each document's blocks are scored (Q2).
-
-    It is the question's query plus the mean of the other documents' local queries, each weighted by
-    how similar it is to the question's.
-
-    Args:
-        question: mean query of the question `[layers, heads, head_dim]` fp32.
-        locals_: per document, mean query of its local blocks, in the same shape.
-        bias: False for the question's query alone.
-
-    Returns:
-        Per document a query of the same shape.
-    """
+    """Return per document the query `[layers, heads, head_dim]` with which its blocks are scored
+    (Q2): the question's mean query, with `bias` plus the mean of the other documents' local
+    queries, each weighted by how similar it is to the question's."""
     own = question.float()
     if not bias or len(locals_) < 2:
         return [own for _ in locals_]
@@ -112,17 +98,9 @@ def select(
     normalise: str = "norm",
     limit: int | None = None,
 ) -> Selection:
-    """Select middle blocks per layer (Q3, Q4).
-
-    Each document proposes its best ⌈P·|middle|⌉ blocks. Of all proposals, the best ⌈total /
-    documents⌉ are kept, at most `limit`. Ties go to the lower document, then to the lower block.
-
-    Args:
-        queries: per document, the query with which its blocks are scored
-            `[layers, heads, head_dim]` fp32.
-        normalise: how scores are made comparable between documents: norm, minmax or softmax.
-        limit: most blocks that a layer keeps; None for no limit.
-    """
+    """Select middle blocks per layer (Q3, Q4): each document proposes its best ⌈P·|middle|⌉ by
+    its query `[layers, heads, head_dim]`. Of all proposals, the best ⌈total / documents⌉ are
+    kept, at most `limit`. Ties go to the lower document, then to the lower block."""
     layers = queries[0].shape[0] if queries else 0
     wants = [need(q, d, stable_layers) for q, d in zip(queries, documents, strict=True)]
     counts = [
@@ -146,17 +124,9 @@ def select(
 
 
 def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Tensor]:
-    """Return blocks whose representative token stays important for unusually long (P6).
-
-    These are the blocks whose decay alpha is below the mean of the layer's blocks by more than 3
-    standard deviations. Among ten blocks or fewer, no block can be that far from the mean.
-
-    Args:
-        pooled: whether mean and deviation are of all documents' blocks, or of each document's own.
-
-    Returns:
-        Per document `[layers, blocks]` bool.
-    """
+    """Return per document `[layers, blocks]` blocks whose representative token stays important
+    for unusually long (P6): whose decay alpha is below the mean of the document's, or of all
+    documents' `pooled`, blocks by more than 3 standard deviations."""
     alphas = [d.sketch.alpha.double() for d in documents]
     everything = torch.cat(alphas, dim=1) if alphas else torch.empty(0, 0)
     out = []
@@ -173,11 +143,8 @@ def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Ten
 
 @dataclass(frozen=True)
 class SparsePlan:
-    """Per layer, prompt rows of S and the documents, ascending.
-
-    The question is not part of the plan: it is always held and computed. Every layer keeps equally
-    many rows.
-    """
+    """Per layer, prompt rows of S and the documents, ascending, equally many in every layer. The
+    question is no part of the plan: it is always held and computed."""
 
     kept: list[list[int]]  # per layer, rows whose KV the layer holds
     fresh: list[list[int]]  # per layer, those of the kept rows whose KV is computed anew
@@ -194,10 +161,8 @@ class SparsePlan:
 
     @cached_property
     def padding(self) -> list[list[int]]:
-        """Per layer, rows that run through it although it does not hold them.
-
-        Their stored KV is read for this layer and dropped after it.
-        """
+        """Per layer, rows that run through it although it does not hold them: their stored KV is
+        read for this layer alone."""
         return [
             sorted(set(rows) - set(kept)) for rows, kept in zip(self.rows, self.kept, strict=True)
         ]
@@ -233,15 +198,9 @@ def make_plan(
     recompute: bool,
     max_recomputed: float = 1.0,
 ) -> SparsePlan:
-    """Make SamKV's plan.
-
-    S is kept and never computed: it is exact. Computed anew are tokens of the documents' first and
-    last blocks, as many as `max_recomputed` allows, and the representatives of outlier blocks where
-    these are kept.
-
-    Args:
-        outlier: per document, which blocks stand out in a layer `[layers, blocks]` bool.
-    """
+    """Make SamKV's plan: S is kept and never computed. Computed anew are tokens of the
+    documents' first and last blocks, as many as `max_recomputed` allows, and the representatives
+    of kept outlier blocks `[layers, blocks]`."""
     edge = fixed_tokens(documents)
     anew = [d.start + t for d in documents for t in recomputed_ends(d.grid, max_recomputed)]
     kept, fresh = [], []

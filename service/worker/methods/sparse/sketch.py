@@ -1,11 +1,6 @@
-"""The sketch that SamKV stores beside a chunk's KV: it tells which blocks a question will need.
-
-It is computed while the chunk is precomputed, in tiles of queries, so that a T × T attention matrix
-never exists in memory.
-
-Source:
-    docs/specification.md §1.7, steps P1 to P6.
-"""
+"""The sketch that SamKV stores beside a chunk's KV, which tells which blocks a question will
+need (docs/specification.md §1.7, P1 to P6). It is computed while the chunk is precomputed, in
+tiles of queries, so that a T × T attention matrix never exists in memory."""
 
 from __future__ import annotations
 
@@ -53,11 +48,8 @@ class Sketch:
     alpha: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the sketch as it is stored, on the host.
-
-        Vectors are stored in int8 with one scale each, because they are only ranked and compared.
-        Of the block means only those of the middle blocks are stored.
-        """
+        """Return the sketch as it is stored, on the host: vectors in int8 with one scale each,
+        and of the block means only those of the middle blocks."""
         blocks = self.alpha.shape[1]
         out = {"mass": self.mass, "alpha": self.alpha}
         for name, vectors in (
@@ -112,11 +104,8 @@ class ChunkLayer(NamedTuple):
 
 
 class SketchBuilder:
-    """Builds a chunk's sketch while its layers are computed one after the other.
-
-    Args:
-        first: number of prefix rows before the chunk's own.
-    """
+    """Builds a chunk's sketch while its layers are computed one after the other, behind the
+    `first` prefix rows."""
 
     def __init__(self, first: int, block: int = BLOCK) -> None:
         self._first = first
@@ -211,14 +200,9 @@ def attention_mass(
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
-    """Return the representative of each block: the scored token that receives most attention.
-
-    Args:
-        mass: mean attention of each token `[T]`, NaN where it is not scored.
-
-    Returns:
-        Token indices `[m]` int64, -1 where no token is scored; and their mass `[m]`, 0 there.
-    """
+    """Return the representative of each block, the scored token that receives most attention:
+    indices `[m]` int64, -1 where no token is scored; and their mass `[m]`. `mass` `[T]` is NaN
+    where a token is not scored."""
     missing = grid.blocks * grid.block - grid.tokens
     scored = mass.nan_to_num(-math.inf)
     if missing:

@@ -15,11 +15,7 @@ from service.worker.model.supported import FAMILIES
 
 
 def family_decoder(model_type: str) -> type[DecoderModel]:
-    """Return the decoder class of a family.
-
-    Raises:
-        ModelRefused: the family is not served.
-    """
+    """Return the decoder class of a family; raises ModelRefused if it is not served."""
     if model_type not in FAMILIES:
         raise ModelRefused(
             f"model_type {model_type!r} has no decoder; served families: {', '.join(FAMILIES)}",
@@ -31,9 +27,6 @@ def family_decoder(model_type: str) -> type[DecoderModel]:
 
 
 def decoder_for(model: Any) -> DecoderModel:
-    """Return the decoder for a transformers model.
-
-    Raises:
-        ModelRefused: its family is not served.
-    """
+    """Return the decoder for a transformers model; raises ModelRefused if its family is not
+    served."""
     return family_decoder(str(model.config.model_type))(model)

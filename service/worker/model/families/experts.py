@@ -22,10 +22,8 @@ PAUSE_ROWS = 64
 
 
 class ExpertsModel(DecoderModel):
-    """What these families share.
-
-    A layer's `mlp` with `experts` has a router, `gate`; another is a gated MLP like Llama's.
-    """
+    """What these families share: a layer's `mlp` with `experts` has a router, `gate`; another is
+    a gated MLP like Llama's."""
 
     has_plain_layers = False
 
@@ -73,14 +71,9 @@ class ExpertsModel(DecoderModel):
 def _mixed(
     expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
 ) -> Steps[Tensor]:
-    """Return the weighted sum of the chosen experts' outputs. Rows of one expert are computed
-    together; every row adds its experts in the same order, whatever the other rows are.
-
-    Args:
-        expert: number and rows of an expert → its outputs.
-        chosen: numbers of the experts of every row `[m, k]`.
-        weights: of their outputs `[m, k]`.
-    """
+    """Return the sum of the chosen experts' `[m, k]` outputs by their weights `[m, k]`. Rows of
+    one expert are computed together; every row adds its experts in the same order, whatever the
+    others are."""
     out, since = torch.zeros_like(x), 0
     for number in sorted(set(chosen.flatten().tolist())):
         rows, place = (chosen == number).nonzero(as_tuple=True)

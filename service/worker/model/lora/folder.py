@@ -1,7 +1,5 @@
-"""What a folder with a LoRA adapter holds, and why it cannot be served. Importable without torch.
-
-The worker asks before it reads the weights, and `kvstitch doctor` says the same sentences.
-"""
+"""What a folder with a LoRA adapter holds, and why it cannot be served, seen without torch, as
+the worker and `kvstitch doctor` say it."""
 
 from __future__ import annotations
 
@@ -85,11 +83,8 @@ class LoraTensor:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Read adapter_config.json.
-
-    Raises:
-        LoraRefused: it is missing or damaged, or asks for what is not served.
-    """
+    """Read adapter_config.json; raises LoraRefused if it is missing or damaged, or asks for what
+    is not served."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -114,11 +109,8 @@ def read_config(folder: Path) -> LoraConfig:
 
 
 def tensor_names(folder: Path) -> dict[str, LoraTensor]:
-    """Return the tensors of the weights by their names in the file.
-
-    Raises:
-        LoraRefused: the file is missing or damaged, or changes modules that are not served.
-    """
+    """Return the tensors of the weights by their names in the file; raises LoraRefused if it is
+    missing or damaged, or changes modules that are not served."""
     file = folder / WEIGHTS
     if not file.is_file():
         raise LoraRefused(

@@ -57,11 +57,8 @@ class LoraMatrices:
 
 
 def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
-    """Give the decoder the adapter in `folder`, in its dtype and on its device.
-
-    Raises:
-        ModelRefused: it cannot be served with this model; the message says what to do.
-    """
+    """Give the decoder the adapter in `folder`, in its dtype and on its device; raises as
+    `lora_matrices`."""
     matrices = lora_matrices(decoder.model, name, folder)
     decoder.loras[name] = Lora(
         name=name,
@@ -73,11 +70,8 @@ def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
 
 
 def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices]:
-    """Read an adapter's weights for a transformers model, by the modules' full names.
-
-    Raises:
-        ModelRefused: it cannot be served with this model; the message says what to do.
-    """
+    """Read an adapter's weights by the modules' full names; raises ModelRefused, with what to
+    do, if it cannot be served with this model."""
     try:
         config = read_config(folder)
         matrices = read_matrices(folder, config)
