@@ -33,33 +33,15 @@ HEAD = f"""# Metrics
 
 Made by `python -m scripts.docs_tables` from `service/shared/metrics.py`; `make check` compares.
 
-`GET /metrics` (scope `metrics` where keys are in use) shows both processes. The gateway counts its
-own. The worker sends its numbers about once a second and the gateway shows them with the label
-`{WORKER_LABEL}`, unchanged, so that a restart of the worker is a counter that starts again, which
-`rate()` understands. While the worker is down its metrics are absent: a gauge of a dead process
-would claim what is no longer so. Several replicas are several targets; sum over `instance`, except
-what they share: the bytes of a shared Redis are the same bytes.
+`GET /metrics` (scope `metrics` where keys are in use) shows both processes. The worker sends its
+numbers about once a second, and the gateway shows them with the label `{WORKER_LABEL}`; while the
+worker is down they are absent. Sum replicas over `instance`, except what they share.
 
-Rules of the house: names begin with `kvstitch_`, units are seconds, bytes and tokens, times are
-differences of one process's monotonic clock, hit rate is by token, and no label ever holds a
-tenant, a document or a question. Histogram borders contain the values of the SLO (TTFT 0.3 s,
-between tokens 0.1 s, whole answer 3 s), so that the share of good requests is exact and not
-interpolated.
-
-Names others use for the same thing:
-
-| here | elsewhere |
-|---|---|
-| `kvstitch_request_ttft_seconds` | OpenTelemetry `gen_ai.server.time_to_first_token` |
-| `kvstitch_request_tpot_seconds` | OpenTelemetry `gen_ai.server.time_per_output_token` |
-| stage `queue` and `load` | admit, lookup: waiting for a place, for KV being read |
-| stage `prefill` | recompute: the prompt's layers, rows of documents included |
-| stage `first_token` | first_decode |
-| source `memory` | ram |
-| `kvstitch_tier_operations_total` by `outcome` | errors by kind; full: `rejected` |
-| `kvstitch_sequences`, state `waiting` | queue depth |
-
-The stage `flush` is time the client took for the text it was sent; the worker decodes meanwhile.
+Units are seconds, bytes and tokens, hit rate is by token, and no label ever holds a tenant, a
+document or a question. Histogram borders contain the limits of the [SLO](operations.md#the-slo).
+OpenTelemetry calls `kvstitch_request_ttft_seconds` `gen_ai.server.time_to_first_token`, and
+`kvstitch_request_tpot_seconds` `gen_ai.server.time_per_output_token`. The stage `flush` is time the
+client took for the text it was sent.
 """
 
 
@@ -132,8 +114,11 @@ def _field_tables() -> Iterator[str]:
     for title, rules in TABLES.items():
         yield f"### {title}\n"
         same = [] if rules is _CHAT else [n for n in sorted(rules) if rules[n] == _CHAT.get(n)]
-        if same:
-            yield f"As for chats: {', '.join(f'`{name}`' for name in same)}.\n"
+        absent = sorted(_CHAT.keys() - rules.keys())
+        if len(same) > len(absent):
+            yield f"As for chats, without {_list(absent)}, and:\n"
+        elif same:
+            yield f"As for chats: {_list(same)}.\n"
         for treatment in ("honoured", "noted", "refused"):
             rows: dict[str, list[str]] = {}
             for name, rule in sorted(rules.items()):
@@ -146,6 +131,10 @@ def _field_tables() -> Iterator[str]:
 
 
 _CHAT = field_table.CHAT
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _field(name: str, rule: FieldRule) -> str:
@@ -177,11 +166,11 @@ def models_page(page: str) -> str:
 
 def settings_page(page: str) -> str:
     """Return docs/configuration.md, `page`, with a row per setting."""
-    rows = ["| setting | default | | |", "|---|---|---|---|"]
+    rows = ["| setting | default | |", "|---|---|---|"]
     for name in sorted(Settings.model_fields):
         field = Settings.model_fields[name]
-        mark = "↻" if name in RELOADABLE else ""
-        rows.append(f"| `{name}` | {_default(field)} | {mark} | {field.description or ''} |")
+        mark = " ↻" if name in RELOADABLE else ""
+        rows.append(f"| `{name}`{mark} | {_default(field)} | {field.description or ''} |")
     return _with_tables(page, "settings", "\n".join(rows) + "\n")
 
 
