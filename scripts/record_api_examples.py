@@ -99,21 +99,6 @@ EMBEDDINGS = {
     "base64": {"input": WHO, "encoding_format": "base64"},
 }
 DOCUMENTS = {"documents": {"documents": [QUENTIN, TOWN]}}
-DIFY = {
-    "by meaning": {
-        "knowledge_id": "default",
-        "query": WHO,
-        "retrieval_setting": {"top_k": 2, "score_threshold": 0.3},
-    },
-    "with a condition": {
-        "knowledge_id": "default",
-        "query": WHO,
-        "retrieval_setting": {"top_k": 2},
-        "metadata_condition": {
-            "conditions": [{"name": "kind", "comparison_operator": "is", "value": "person"}]
-        },
-    },
-}
 MCP = {
     "a tool": {
         "jsonrpc": "2.0",
@@ -188,7 +173,6 @@ def main(url: str) -> None:
     vectors = record("POST", "/v1/embeddings", requests=EMBEDDINGS)
     for one in vectors["data"]:
         one["embedding"] = one["embedding"][:4]  # enough to see what it is
-    record("POST", "/retrieval", requests=DIFY)
     record("POST", "/mcp", requests=MCP, headers=MCP_HEADERS)
     record("GET", "/v1/models")
     record("GET", "/v1/models/{model_id}", "/v1/models/kvstitch-demo:pie")

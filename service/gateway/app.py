@@ -22,7 +22,6 @@ from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     answers,
     audit,
-    dify,
     documents,
     jobs,
     mcp,
@@ -60,6 +59,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     app.state.mcp = McpServer(gateway)
+    app.state.error_forms = {
+        path: form for part in gateway.parts for path, form in part.errors.items()
+    }
     if gateway.audit is not None:
         app.add_middleware(AuditTrail, writer=gateway.audit)
     for layer, arguments in chain.from_iterable(part.middleware for part in gateway.parts):
@@ -80,7 +82,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
     for module in (
-        *(answers, openai, jobs, documents, audit, operations, mcp, dify),
+        *(answers, openai, jobs, documents, audit, operations, mcp),
         *(pages, sign_in, resource_metadata),
     ):
         app.include_router(module.router)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -108,10 +109,16 @@ class GatewayPart:
         routers: FastAPI routers.
         middleware: ASGI classes with their arguments, inside authentication and around routes: they
             see every request with its sender, and may answer in place of the route.
+        errors: By the path of a route whose clients do not read errors as the API writes them: what
+            makes status and body of a KvstitchError and the request's headers. Such a route says by
+            itself in `responses` which errors it has.
     """
 
     routers: Sequence[Any] = ()
     middleware: Sequence[tuple[Any, Mapping[str, Any]]] = ()
+    errors: Mapping[str, Callable[[Any, Mapping[str, str]], tuple[int, dict[str, Any]]]] = (
+        MappingProxyType({})
+    )
 
     async def start(self) -> None:
         """Begin, once databases are open and before requests are served; may raise."""

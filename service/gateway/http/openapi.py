@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -19,9 +19,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.gateway.documents.parsing.file_kinds import kind_of_media_type
-from service.gateway.http import dify
 from service.gateway.schemas.admin import ErrorOut, Problem
-from service.gateway.schemas.dify import Refusal
 
 # Routes that need no key and cannot fail.
 ROUTES_WITHOUT_ERRORS = ("/health/live",)
@@ -32,7 +30,7 @@ STREAMS = {
     "/v1/responses": "events response.created … response.completed",
 }
 # These take a deadline.
-TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings", dify.PATH)
+TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings")
 REF = "#/components/schemas/{model}"
 # Names that programs generated from the description have, where the classes are called otherwise.
 SCHEMA_NAMES = {
@@ -86,15 +84,17 @@ class OpenApiDescription:
                 routes=self._app.routes,
                 separate_input_output_schemas=False,
             )
-            self._made = offer, _complete(schema, offer)
+            self._made = offer, _complete(schema, offer, self._app.state.error_forms)
         return self._made[1]
 
 
-def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
+def _complete(
+    schema: dict[str, Any], offer: OfferedNames, own_errors: Collection[str]
+) -> dict[str, Any]:
     schema = _renamed(schema)
     components = schema["components"]
     models = components["schemas"]
-    for model in (ErrorOut, Problem, Refusal):
+    for model in (ErrorOut, Problem):
         own = model.model_json_schema(ref_template=REF)
         models.update(own.pop("$defs", {}))
         models[model.__name__] = own
@@ -109,7 +109,7 @@ def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
     for path, operations in schema["paths"].items():
         for method in METHODS:
             if method in operations:
-                _describe(path, method, operations[method])
+                _describe(path, method, operations[method], own_errors)
     return schema
 
 
@@ -129,7 +129,9 @@ def _renamed(schema: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
+def _describe(
+    path: str, method: str, operation: dict[str, Any], own_errors: Collection[str]
+) -> None:
     responses = operation["responses"]
     _drop_default_422(responses)
     if path in STREAMS:
@@ -140,7 +142,7 @@ def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
     if path not in ROUTES_WITHOUT_ERRORS:
         # A key is optional, because a service without keys takes requests without one.
         operation["security"] = [{"key": []}, {}]
-        for status in _statuses(path, method, operation):
+        for status in [] if path in own_errors else _statuses(path, method, operation):
             responses.setdefault(str(status), _error_response(path, status))
     _add_examples(path, method, operation)
 
@@ -159,15 +161,13 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses.append(409)  # what was asked for was not measured, or not set up
     if path == "/admin/audit" or (path.startswith("/admin") and method != "get"):
         statuses.append(409)
-    if path == dify.PATH:
-        statuses.remove(401)  # which Dify is told by 403
     return sorted(set(statuses))
 
 
 def _error_response(path: str, status: int) -> dict[str, Any]:
     model, media = "Problem", "application/problem+json"
-    if path == dify.PATH or path.startswith("/v1/"):
-        model, media = ("Refusal" if path == dify.PATH else "ErrorOut"), "application/json"
+    if path.startswith("/v1/"):
+        model, media = "ErrorOut", "application/json"
     fault: dict[str, Any] = {
         "description": HTTPStatus(status).phrase,
         "content": {media: {"schema": {"$ref": REF.format(model=model)}}},

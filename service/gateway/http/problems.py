@@ -1,8 +1,9 @@
 """The one place where errors become responses.
 
     /v1/*        {"error": {"message", "type", "code", "param"}}   what OpenAI's clients expect
-    /retrieval   {"error_code", "error_msg"}                       what Dify expects
     elsewhere    application/problem+json                          RFC 9457
+
+and at routes of plugins what these say (`GatewayPart.errors`).
 
 Status and code come from the error's class, see `service.errors`.
 """
@@ -20,7 +21,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.errors import InvalidToken, KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
-from service.gateway.http import dify
 from service.gateway.http.resource_metadata import metadata_url
 from service.gateway.json_content import from_validation
 
@@ -89,9 +89,9 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         headers["Connection"] = "close"  # the rest of the body would come as slowly
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
-    if request.url.path == dify.PATH:
-        status, said = dify.error_response(error, request.headers)
-        return JSONResponse({**said, "error_msg": sendable(said["error_msg"])}, status, headers)
+    if (form := request.app.state.error_forms.get(request.url.path)) is not None:
+        status, body = form(error, request.headers)
+        return JSONResponse(body, status, headers)
     if request.url.path.startswith("/v1/"):
         if error.status != 500:
             # Without this header OpenAI's clients retry after any 409, 429 or 5xx.

@@ -104,7 +104,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
 
 def test_every_route_that_is_not_only_read_leaves_entries() -> None:
     """A new one fails this until it is in ACTIONS, and in CALLS."""
-    found = set()
+    found = {"POST /retrieval"}  # of the plugin kvstitch-dify
     for module in iter_modules(service.gateway.http.routes.__path__):
         router = import_module(f"service.gateway.http.routes.{module.name}").router
         for route in router.routes:

@@ -385,7 +385,7 @@ NOTHING_OF_DOCUMENTS = {
 
 
 def test_every_route_is_classified() -> None:
-    found = set()
+    found = {"POST /retrieval"}  # of the plugin kvstitch-dify
     for module in iter_modules(service.gateway.http.routes.__path__):
         router = import_module(f"service.gateway.http.routes.{module.name}").router
         for route in router.routes:

@@ -40,6 +40,7 @@ def test_every_route_has_examples_that_fit_its_schema(described: dict[str, Any])
     recorded = examples()
     # Recorded with another model, which has other methods.
     described = copy.deepcopy(described)
+    del described["paths"]["/retrieval"]  # of the plugin kvstitch-dify, which has its own
     for model, field in (("MethodChoice", "method"), *OFFERED):
         del described["components"]["schemas"][model]["properties"][field]["enum"]
     routes = {(method, path) for method, path, _ in operations(described)}

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvstitch.records.answers import RankedBy, SearchResult
+from kvstitch_dify.schemas import Condition, MetadataCondition, Record, RetrievalRequest
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, KvstitchError
-from service.gateway.schemas.dify import Condition, MetadataCondition, Record, RetrievalRequest
+from service.gateway.http.problems import sendable
 from service.gateway.schemas.search import SearchRequest
 
 PATH: Final = "/retrieval"
@@ -73,7 +74,7 @@ def error_response(error: KvstitchError, headers: Mapping[str, str]) -> tuple[in
         code = NOT_AUTHORISED
     elif status == 404:
         code = NO_KNOWLEDGE
-    return status, {"error_code": code, "error_msg": error.message}
+    return status, {"error_code": code, "error_msg": sendable(error.message)}
 
 
 def _similarity(score: float, ranked_by: RankedBy) -> float:

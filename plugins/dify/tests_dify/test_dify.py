@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvstitch_dify.schemas import Records, RetrievalRequest
 from tests.service.gateway.rig import Rig, running
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -176,3 +177,18 @@ def test_keys(locked: Rig, create: Callable[..., str]) -> None:
         headers={"Authorization": f"Bearer {sales}"},
     )
     assert refusal(closed)[:2] == (404, 2001), "as a collection that is not there"
+
+
+def test_the_description_has_its_own_errors_and_examples_that_fit(asked: Rig) -> None:
+    operation = asked.http.get("/openapi.json").json()["paths"]["/retrieval"]["post"]
+    responses = operation["responses"]
+    assert responses.keys() == {"200"} | {
+        str(status) for status in (400, 403, 404, 413, 415, 422, 429, 500, 503, 504)
+    }
+    for status, response in responses.items():
+        schema = response["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert schema == ("Records" if status == "200" else "Refusal")
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    for example in examples.values():
+        RetrievalRequest.model_validate(example["value"])
+    Records.model_validate(responses["200"]["content"]["application/json"]["example"])
