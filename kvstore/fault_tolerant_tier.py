@@ -6,27 +6,24 @@ tier or bad bytes become a problem in the result.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
 
 from encryption.keyring import Keyring
 from kvstore.circuit_breaker import BreakerSettings
-from kvstore.format.chunk import ChunkVerifier, EncodedChunk, require_chunk
-from kvstore.format.chunk_blocks import (
-    BlockSelection,
-    BlockVerifier,
-    EncodedBlocks,
-    check_selection,
-    selection_ranges,
-)
-from kvstore.format.chunk_header import BlockCheck, ChunkHeader
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.chunk_blocks import BlockSelection, EncodedBlocks, selection_ranges
+from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.extra_tensors import EncodedExtra, parse_extra
-from kvstore.format.sealed_chunk import Opening, seal_chunk
-from kvstore.format.sealed_extra import opened_extra, seal_extra
+from kvstore.format.extra_tensors import EncodedExtra, opened_extra, parse_extra, seal_extra
+from kvstore.format.sealed_chunk import seal_chunk
+from kvstore.format.verifier import Verifier, require_chunk
 from kvstore.outcomes import TierStats
 from kvstore.tier_caller import CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
+
+T = TypeVar("T", EncodedChunk, EncodedExtra)
 
 _HEADERS_KEPT = 256
 _RETRIED_TOGETHER = 16  # failed deletes
@@ -34,7 +31,7 @@ _RETRIED_TOGETHER = 16  # failed deletes
 
 @dataclass(frozen=True)
 class BlocksRead:
-    """The result of reading blocks from one tier."""
+    """Blocks of one tier: the intact ones, (layer, block) of the bad ones, and bytes moved."""
 
     blocks: EncodedBlocks
     bad: tuple[tuple[int, int], ...]
@@ -49,7 +46,7 @@ class FaultTolerantTier:
         self._keys = keys if tier.kind != "memory" else None
         self.name = tier.name
         self.kind = tier.kind
-        self._caller = TierCaller(tier.name, breaker)
+        self.calls = TierCaller(tier.name, breaker)
         self._lock = threading.Lock()
         # Deletes that failed. Until they succeed, the tier counts as not holding these keys.
         self._pending_deletes: set[str] = set()
@@ -64,15 +61,13 @@ class FaultTolerantTier:
         """Start the wrapped tier; unlike the other methods this raises its errors."""
         self._tier.start()
         for outcome, times in self._tier.scan_counts().items():
-            self._caller.count("scan", outcome, times=times)
+            self.calls.count("scan", outcome, times=times)
 
     def close(self) -> None:
         self._tier.close()
 
     def read(self, key: str, expect: ChunkSpec | None, owner: str = "") -> CallResult[EncodedChunk]:
         """Read, verify and open the whole chunk; a bad copy is deleted."""
-        if self._delete_is_pending(key):
-            return self._caller.count_found("read", CallResult(None, None), 0)
 
         def work() -> EncodedChunk | None:
             if self.kind == "memory":
@@ -80,33 +75,20 @@ class FaultTolerantTier:
                 if chunk is not None:
                     require_chunk(chunk.header, key, expect)
                 return chunk
-            opening: Opening | None = None
+            verifier = Verifier(key, expect, self._keys)
+            chunk = self._tier.read(key, verifier)
+            return None if chunk is None else verifier.chunk(chunk, owner)
 
-            def check_of(header: ChunkHeader) -> BlockCheck:
-                nonlocal opening
-                opening = self._opening(header)
-                return header.bad_blocks if opening is None else opening.bad_blocks
-
-            check = ChunkVerifier(key, expect, check_of)
-            chunk = self._tier.read(key, check)
-            if chunk is None:
-                return None
-            check(chunk.header, chunk.data, chunk.header.nbytes)  # what is not checked yet
-            if opening is None:
-                return replace(chunk, owner=owner)
-            return replace(chunk, header=opening.plain_header, owner=opening.owner)
-
-        result = self._caller.call("read", work)
+        result = self._found("read", key, work)
         self._note(key, result.problem)
-        nbytes = result.value.nbytes if result.value else 0
-        return self._caller.count_found("read", result, nbytes)
+        return result
 
     def read_blocks(
         self, key: str, selection: BlockSelection, expect: ChunkSpec | None
     ) -> CallResult[BlocksRead]:
         """Read some blocks and verify each; a copy with a bad block is deleted."""
         if self._delete_is_pending(key):
-            return self._caller.count_found("read_blocks", CallResult(None, None), 0)
+            return self.calls.count_found("read_blocks", CallResult(None, None), 0)
         moved = 0
 
         def work(header: ChunkHeader | None) -> BlocksRead | None:
@@ -116,39 +98,34 @@ class FaultTolerantTier:
                 if header is None:
                     return None
                 moved += header.data_start if self.kind != "memory" else 0
-            require_chunk(header, key, expect)
-            check_selection(selection, header.spec)
-            opening = self._opening(header)
-            check = BlockVerifier(selection, None if opening is None else opening.bad_blocks)
-            data = self._tier.read_ranges(
-                key, header, selection_ranges(selection, header.spec), check
-            )
+            verifier = Verifier(key, expect, self._keys, selection)
+            verifier.begin(header)
+            ranges = selection_ranges(selection, header.spec)
+            data = self._tier.read_ranges(key, header, ranges, verifier)
             if data is None:
                 return None
             moved += data.numel()
-            blocks, bad = check.result(header, data)
+            blocks, bad = verifier.blocks(header, data)
             self._remember(key, header)
             return BlocksRead(blocks, tuple(bad), moved)
 
         known = self._recall(key)
         if known is not None and expect not in (None, known.spec):
             known = None  # read the header again: refuse only what the tier holds now
-        result = _marked_corrupt(self._caller.call("read_blocks", lambda: work(known)))
+        result = _marked_corrupt(self.calls.call("read_blocks", lambda: work(known)))
         if result.problem == "corrupt" and known is not None:
             # The chunk may have been replaced since its header was read: try a fresh header.
-            result = _marked_corrupt(self._caller.call("read_blocks", lambda: work(None)))
+            result = _marked_corrupt(self.calls.call("read_blocks", lambda: work(None)))
         if result.value is None:
             self._forget([key])
         else:
-            self._caller.count("block", "ok", times=result.value.blocks.count)
-            self._caller.count("block", "corrupt", times=len(result.value.bad))
+            self.calls.count("block", "ok", times=result.value.blocks.count)
+            self.calls.count("block", "corrupt", times=len(result.value.bad))
         self._note(key, result.problem)
-        return self._caller.count_found("read_blocks", result, moved)
+        return self.calls.count_found("read_blocks", result, moved)
 
     def read_extra(self, key: str, name: str, version: int) -> CallResult[EncodedExtra]:
         """Read and verify extra tensors. Bad ones stay until they are written again."""
-        if self._delete_is_pending(key):
-            return self._caller.count_found("read_extra", CallResult(None, None), 0)
 
         def work() -> EncodedExtra | None:
             raw = self._tier.read_extra(key, name)
@@ -158,9 +135,7 @@ class FaultTolerantTier:
                 raw = opened_extra(raw, self._keys, chunk=key, name=name)
             return parse_extra(raw, name, version, key=key)
 
-        result = self._caller.call("read_extra", work)
-        nbytes = result.value.nbytes if result.value else 0
-        return self._caller.count_found("read_extra", result, nbytes)
+        return self._found("read_extra", key, work)
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
         """Store a chunk; return False if the tier did not take it."""
@@ -182,7 +157,7 @@ class FaultTolerantTier:
                 self._locked.discard(key)
             return True
 
-        return self._caller.ask("write", work, chunk.nbytes).value is not None
+        return self.calls.ask("write", work, chunk.nbytes).value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
         """Store extra tensors; return False if the tier did not take them."""
@@ -194,29 +169,27 @@ class FaultTolerantTier:
                 raw = seal_extra(raw, sealing, chunk=key, name=extra.name)
             return self._tier.put_extra(key, extra.name, raw)
 
-        result = self._caller.call("write_extra", work)
+        result = self.calls.call("write_extra", work)
         kept = bool(result.value)
         outcome = result.problem or ("ok" if kept else "absent")
-        self._caller.count("write_extra", outcome, extra.nbytes if kept else 0)
+        self.calls.count("write_extra", outcome, extra.nbytes if kept else 0)
         return kept
 
     def contains(self, keys: Collection[str]) -> set[str]:
         """Return which of these keys the tier holds; none if it does not answer."""
-        result = self._caller.ask("contains", lambda: self._tier.contains(keys))
+        result = self.calls.ask("contains", lambda: self._tier.contains(keys))
         with self._lock:
             return (result.value or set()) - self._pending_deletes - self._locked
 
     def delete(self, keys: Collection[str]) -> int | None:
-        """Delete these keys."""
+        """Delete these keys; return how many there were, None if the tier has to be asked again."""
         self._forget(keys)
-        result = self._caller.ask("delete", lambda: self._tier.delete(keys))
+        result = self.calls.ask("delete", lambda: self._tier.delete(keys))
         with self._lock:
             self._locked.difference_update(keys)
-        if result.problem is None:
-            return result.value
-        with self._lock:
-            self._pending_deletes.update(keys)
-        return None
+            if result.problem is not None:
+                self._pending_deletes.update(keys)
+        return result.value if result.problem is None else None
 
     def delete_all(self) -> bool:
         """Delete every key; return False if some could not be listed or deleted: call it again."""
@@ -229,39 +202,37 @@ class FaultTolerantTier:
             pending = list(self._pending_deletes)
         for start in range(0, len(pending), _RETRIED_TOGETHER):
             some = pending[start : start + _RETRIED_TOGETHER]
-            if self._caller.open or self.delete(some) is None:
+            if self.calls.open or self.delete(some) is None:
                 return
             with self._lock:
                 self._pending_deletes.difference_update(some)
 
     def keys(self) -> set[str]:
         """Return all keys the tier holds; none if it does not answer."""
-        return self._without_pending_deletes(self._listed() or set())
+        listed = self._listed() or set()
+        with self._lock:
+            return listed - self._pending_deletes
 
     def stats(self) -> TierStats:
         """Return the counters, and what the tier holds now if it answers."""
         at_home = not self._tier.usage_is_asked
-        result = self._caller.ask("usage", self._tier.usage, at_home=at_home)
-        ops, nbytes, seconds = self._caller.counted()
+        result = self.calls.ask("usage", self._tier.usage, at_home=at_home)
+        ops, nbytes, seconds = self.calls.counted()
         with self._lock:
             pending = len(self._pending_deletes)
-        return TierStats(
-            name=self.name,
-            kind=self.kind,
-            ops=ops,
-            bytes=nbytes,
-            seconds=seconds,
-            usage=result.value or TierUsage(None, None, None, None),
-            healthy=self._caller.healthy,
-            pending_deletes=pending,
-        )
+        usage = result.value or TierUsage(None, None, None, None)
+        healthy = self.calls.healthy
+        return TierStats(self.name, self.kind, ops, nbytes, seconds, usage, healthy, pending)
 
-    def _opening(self, header: ChunkHeader) -> Opening | None:
-        """Return what opens a chunk; None: it is not sealed."""
-        return None if header.seal is None else Opening(header, self._keys)
+    def _found(self, op: str, key: str, work: Callable[[], T | None]) -> CallResult[T]:
+        """Read something of a chunk, unless its deletion is pending, and count it."""
+        result = CallResult[T](None, None)
+        if not self._delete_is_pending(key):
+            result = self.calls.call(op, work)
+        return self.calls.count_found(op, result, result.value.nbytes if result.value else 0)
 
     def _listed(self) -> set[str] | None:
-        return self._caller.ask("keys", lambda: set(self._tier.keys())).value
+        return self.calls.ask("keys", lambda: set(self._tier.keys())).value
 
     def _note(self, key: str, problem: str | None) -> None:
         """Delete a bad copy, and remember whether it is locked."""
@@ -277,10 +248,6 @@ class FaultTolerantTier:
     def _delete_is_pending(self, key: str) -> bool:
         with self._lock:
             return key in self._pending_deletes
-
-    def _without_pending_deletes(self, keys: set[str]) -> set[str]:
-        with self._lock:
-            return keys - self._pending_deletes
 
     def _recall(self, key: str) -> ChunkHeader | None:
         with self._lock:

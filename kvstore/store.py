@@ -104,10 +104,24 @@ class TieredStore:
                 self._already_present += 1
         return new and led
 
-    def read(self, key: str, expect: ChunkSpec | None = None, owner: str = "") -> ReadOutcome:
-        """Read from the first tier with an intact copy, and copy it into the faster tiers."""
+    def read(
+        self,
+        key: str,
+        expect: ChunkSpec | None = None,
+        owner: str = "",
+        *,
+        tier: str | None = None,
+    ) -> ReadOutcome:
+        """Read from the first tier with an intact copy, and copy it into the faster tiers.
+
+        Args:
+            key: of the chunk.
+            expect: Other chunks are refused.
+            owner: Whose key seals the copies.
+            tier: Where `locate` found it: faster ones are not asked again.
+        """
         require_chunk_key(key)
-        outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner))
+        outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner, tier))
         if not led:
             with self._lock:
                 self._shared_reads += 1
@@ -118,12 +132,17 @@ class TieredStore:
         key: str,
         layer_blocks: Mapping[int, Collection[int]],
         expect: ChunkSpec | None = None,
+        *,
+        tier: str | None = None,
     ) -> BlocksOutcome:
-        """Read and verify only some 64-token blocks of some layers."""
+        """Read and verify only some 64-token blocks of some layers; `tier` as in `read`."""
         selection = block_selection(layer_blocks)
         if expect is not None:
             check_selection(selection, expect)
-        return tiered_parts.read_blocks(self._tiers, require_chunk_key(key), selection, expect)
+        require_chunk_key(key)
+        return tiered_parts.read_blocks(
+            self._tiers[self._first("read_blocks", tier) :], key, selection, expect
+        )
 
     def put_extra(
         self,
@@ -244,12 +263,22 @@ class TieredStore:
             raise TierUnavailable(f"{', '.join(refused)} did not take the chunk")
         return new
 
-    def _read(self, key: str, expect: ChunkSpec | None, owner: str) -> ReadOutcome:
+    def _first(self, op: str, found: str | None) -> int:
+        """Return the place of the tier where a chunk was found; faster ones have a miss."""
+        place = 0 if found is None else self.tier_names.index(found)
+        for tier in self._tiers[:place]:
+            tier.calls.count(op, "miss")
+        return place
+
+    def _read(
+        self, key: str, expect: ChunkSpec | None, owner: str, found: str | None
+    ) -> ReadOutcome:
         started = time.perf_counter()
         epoch = self._deletions.current()
         problems: list[ReadProblem] = []
         outcome = ReadOutcome(None, None, 0, 0.0)
-        for position, tier in enumerate(self._tiers):
+        first = self._first("read", found)
+        for position, tier in enumerate(self._tiers[first:], first):
             result = tier.read(key, expect, owner)
             if result.problem is not None:
                 problems.append((tier.name, result.problem))

@@ -9,7 +9,7 @@ exactly the layout of its own spec. The header carries a checksum of itself (see
 others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
@@ -32,8 +32,16 @@ SEALED_FORMAT = "kvstitch-sealed-chunk"
 SEALED_VERSION = "1"
 
 
-BlockCheck = Callable[[int, Sequence[int], memoryview], list[int]]
-"""As `ChunkHeader.bad_blocks`. That of a sealed chunk opens the blocks where they are."""
+Differing = Callable[[str, BlockDigests, Sequence[int], Iterable[memoryview]], list[int]]
+"""Given a tensor's name, its digests, and some of its blocks with their contents, returns those
+blocks that are not as written. That of a sealed chunk opens the contents where they are."""
+
+
+def differing(
+    name: str, digests: BlockDigests, blocks: Sequence[int], contents: Iterable[memoryview]
+) -> list[int]:
+    """Return the blocks that differ from their digests."""
+    return digests.differing(blocks, contents)
 
 
 @dataclass(frozen=True)
@@ -80,39 +88,25 @@ class ChunkHeader:
         return self if key == self.key else build_header(self.spec, self.digests, key)
 
     def layer_range(self, layer: int) -> tuple[int, int]:
-        """Return the byte range `[start, end)` of one layer in the data section.
-
-        Raises:
-            ChunkSpecError: the chunk has no such layer.
-        """
+        """Return the byte range `[start, end)` of one layer in the data section."""
         if not 0 <= layer < self.spec.layers:
             raise ChunkSpecError(f"layer {layer} is outside a chunk of {self.spec.layers} layers")
         size = self.nbytes // self.spec.layers
         return layer * size, (layer + 1) * size
 
-    def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
-        """Return those of the given blocks of a layer that differ from what was written.
-
-        Args:
-            layer: number of the layer.
-            blocks: block numbers, ascending.
-            raw: their bytes, laid out like a layer that has only their tokens.
-
-        Raises:
-            ChunkCorrupt: `raw` does not have the length of these blocks.
-        """
+    def bad_blocks(
+        self, layer: int, blocks: Sequence[int], raw: memoryview, check: Differing = differing
+    ) -> list[int]:
+        """Return those of the given blocks (ascending) that differ from what was written; `raw` is
+        laid out like a layer that has only their tokens."""
         places = blocks_layout(self.spec, tuple(blocks))
         if len(raw) != places.nbytes:
             raise ChunkCorrupt(f"layer {layer} has {len(raw)} bytes, not {places.nbytes}")
         bad: set[int] = set()
         for entry, pieces in zip(layer_entries(self.spec, layer), places.pieces, strict=False):
             contents = map(raw.__getitem__, pieces)
-            bad.update(self.digests[entry.name].differing(blocks, contents))
+            bad.update(check(entry.name, self.digests[entry.name], blocks, contents))
         return sorted(bad)
-
-    def verify_layer(self, layer: int, raw: memoryview) -> None:
-        """Verify the bytes of one layer."""
-        refuse_bad(layer, self.bad_blocks(layer, range(self.spec.blocks), raw))
 
 
 def refuse_bad(layer: int, bad: Sequence[int]) -> None:

@@ -3,7 +3,8 @@
     metadata: format, key of the chunk, name, version of the contents, checksum of the data section
 
 They are a small safetensors file with its own name and version. They can be added to a chunk long
-after it was written, and are read without its k and v.
+after it was written, and are read without its k and v. Encrypted, the whole file is one tensor of
+bytes in another, with the chunk's key and the name authenticated.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from encryption.errors import EncryptionError, SealBroken
+from encryption.keyring import DataKey, Keyring
+from encryption.values import open_sealed, seal
+from encryption.values import place as place_of
+from kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import Buffer, checksum, matches
 from kvstore.format.chunk_identity import require_extra_name
@@ -26,21 +31,15 @@ from kvstore.format.safetensors_header import (
 
 FORMAT = "kvstitch-extra"
 FORMAT_VERSION = "2"  # 1 had no key
+SEALED_FORMAT = "kvstitch-sealed-extra"
 
 _DTYPES = {text: dtype for dtype, text in SAFETENSORS_DTYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedExtra:
-    """Immutable extra tensors.
-
-    Attributes:
-        name: what the tensors are, e.g. `"sketch"`.
-        version: version of the code that computes them.
-        raw: the whole file, host uint8.
-        tensors: the tensors by name; views of `raw`, so never write into them.
-        owner: whose key seals them in tiers that are not memory.
-    """
+    """Immutable extra tensors: views of `raw`, the whole file (host uint8). `version` is that of
+    the code that computes them; the owner's key seals them in tiers that are not memory."""
 
     name: str
     version: int
@@ -114,14 +113,35 @@ def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExt
 
 
 def extra_file_bytes(header: Buffer) -> int:
-    """Return the bytes of the whole file of extra tensors, as its header states them.
-
-    Raises:
-        ChunkCorrupt: the header is not one of ours, or was changed since it was written.
-    """
+    """Return the bytes of the whole file of extra tensors, as its header states them."""
     sealed = parse_sealed(header)
     ends = [_place(own, described).end for own, described in sealed.tensors.items()]
     return len(sealed.raw) + max(ends, default=0)
+
+
+def seal_extra(raw: Tensor, key: DataKey, *, chunk: str, name: str) -> Tensor:
+    """Return the bytes (host uint8) that tiers keep in place of those of extra tensors."""
+    sealed = seal(key, bytes(view_bytes(raw)), place_of("extra", chunk, name))
+    whole = StoredTensor("sealed", torch.uint8, (len(sealed),), 0, len(sealed))
+    header = build_sealed({"format": SEALED_FORMAT, "key": chunk, "name": name}, [whole])
+    return torch.frombuffer(bytearray(header + sealed), dtype=torch.uint8)
+
+
+def opened_extra(raw: Tensor, keys: Keyring | None, *, chunk: str, name: str) -> Tensor:
+    """Return the bytes of extra tensors; those that are not sealed are returned as they are."""
+    buffer = view_bytes(raw)
+    header = parse_sealed(buffer)
+    if header.metadata.get("format") != SEALED_FORMAT:
+        return raw
+    if keys is None:
+        raise ChunkLocked("this store has no keys")
+    try:
+        plain = open_sealed(keys, bytes(buffer[len(header.raw) :]), place_of("extra", chunk, name))
+    except SealBroken as error:
+        raise ChunkCorrupt(f"extra {name!r}: {error}") from error
+    except EncryptionError as error:
+        raise ChunkLocked(str(error)) from error
+    return torch.frombuffer(bytearray(plain), dtype=torch.uint8)
 
 
 def _place(name: str, stated: object) -> StoredTensor:

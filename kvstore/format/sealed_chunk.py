@@ -16,7 +16,7 @@ place of another, of this chunk or any other.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
 from encryption.errors import EncryptionError, KeyMissing, SealBroken
@@ -27,7 +27,7 @@ from kvstore.format.checksum import BLOCK_DIGEST_BYTES, GCM, BlockDigests
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, Seal, build_header
 from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.tensor_layout import blocks_layout, layer_entries, tensor_layout
+from kvstore.format.tensor_layout import tensor_layout
 
 _PURPOSE = b"chunk"
 _INNER = 0
@@ -96,31 +96,24 @@ class Opening:
         self.plain_header = _unpacked(header, packed)
         self._numbers = {entry.name: n for n, entry in enumerate(tensor_layout(header.spec))}
 
-    def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
-        """Open the given blocks of a layer where they are; return those that do not open.
-
-        Args:
-            layer: number of the layer.
-            blocks: block numbers, ascending.
-            raw: their bytes, laid out like a layer that has only their tokens. Plain afterwards,
-                but for the blocks that are returned.
-
-        Raises:
-            ChunkCorrupt: `raw` does not have the length of these blocks.
-        """
-        header = self._header
-        places = blocks_layout(header.spec, tuple(blocks))
-        if len(raw) != places.nbytes:
-            raise ChunkCorrupt(f"layer {layer} has {len(raw)} bytes, not {places.nbytes}")
-        bad: set[int] = set()
-        entries = layer_entries(header.spec, layer)
-        for entry, pieces in zip(entries, places.pieces, strict=False):
-            tags, number = header.digests[entry.name].digests, self._numbers[entry.name]
-            for block, piece in zip(blocks, pieces, strict=True):
-                if not self._open(_number(number, block, header.spec), raw[piece],
-                                  tags[block * TAG_BYTES : (block + 1) * TAG_BYTES]):  # fmt: skip
-                    bad.add(block)
-        return sorted(bad)
+    def differing(
+        self,
+        name: str,
+        digests: BlockDigests,
+        blocks: Sequence[int],
+        contents: Iterable[memoryview],
+    ) -> list[int]:
+        """Open blocks of a tensor where they are; return those that do not open."""
+        tags, number, spec = digests.digests, self._numbers[name], self._header.spec
+        return [
+            block
+            for block, piece in zip(blocks, contents, strict=True)
+            if not self._open(
+                _number(number, block, spec),
+                piece,
+                tags[block * TAG_BYTES : (block + 1) * TAG_BYTES],
+            )
+        ]
 
     def _open(self, number: int, piece: memoryview, tag: bytes) -> bool:
         from cryptography.exceptions import InvalidTag

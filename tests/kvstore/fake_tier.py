@@ -160,6 +160,6 @@ class FakeTier:
 def let_cool_down(store: TieredStore) -> None:
     """The cool-down of every open breaker is over at once."""
     for tier in store._tiers:
-        breaker = tier._caller._breaker
+        breaker = tier.calls._breaker
         if breaker._opened_at is not None:
             breaker._opened_at -= breaker._settings.cooldown_s

@@ -129,10 +129,10 @@ class StreamReader:
                 left[stream.tier] = left.get(stream.tier, 0.0) + stream.bytes_left
         return left
 
-    def read(self, address: Address) -> ReadOutcome:
-        """Read the whole chunk on the calling thread."""
+    def read(self, address: Address, tier: str | None = None) -> ReadOutcome:
+        """Read the whole chunk on the calling thread, from where `find` found it."""
         started = time.monotonic()
-        outcome = self._store.read(address.key, address.spec, address.owner)
+        outcome = self._store.read(address.key, address.spec, address.owner, tier=tier)
         self._learn(outcome.tier, outcome.nbytes, started)
         return outcome
 
@@ -150,7 +150,9 @@ class StreamReader:
             with self._reading(stream):
                 address, started = stream.address, time.monotonic()
                 wanted_blocks = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
-                outcome = self._store.read_blocks(address.key, wanted_blocks, address.spec)
+                outcome = self._store.read_blocks(
+                    address.key, wanted_blocks, address.spec, tier=stream.tier
+                )
                 self._learn(outcome.tier, outcome.nbytes, started)
                 stream.part(number, outcome)
             if not stream.done:
@@ -160,7 +162,7 @@ class StreamReader:
 
     def _read_whole(self, stream: ChunkStream) -> None:
         with self._reading(stream):
-            outcome = self.read(stream.address)
+            outcome = self.read(stream.address, stream.tier)
             stream.whole(self._merge_prefetch_note(stream.address, outcome))
 
     @contextmanager

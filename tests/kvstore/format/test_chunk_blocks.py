@@ -2,14 +2,17 @@ import pytest
 import torch
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.format.chunk_blocks import BlockVerifier, block_selection, check_selection
+from kvstore.format.chunk_blocks import block_selection, check_selection
+from kvstore.format.chunk_header import UNNAMED
 from kvstore.format.codecs import codec_names
+from kvstore.format.verifier import Verifier
 from tests.kvstore.chunks import encoded, gathered, make_chunk, make_spec, make_tensors, tensors_of
 
 
 def read(chunk, layer_blocks):
     selection = block_selection(layer_blocks)
-    return BlockVerifier(selection).result(chunk.header, gathered(chunk, selection))
+    verifier = Verifier(UNNAMED, selection=selection)
+    return verifier.blocks(chunk.header, gathered(chunk, selection))
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 129, 300])
@@ -85,7 +88,7 @@ def test_bytes_of_another_length_are_corrupt():
     selection = block_selection({0: [0], 1: [1]})
     data = gathered(chunk, selection)
     with pytest.raises(ChunkCorrupt, match="the blocks have"):
-        BlockVerifier(selection).result(chunk.header, data[:-1])
+        Verifier(UNNAMED, selection=selection).blocks(chunk.header, data[:-1])
 
 
 def test_select_sorts():

@@ -15,8 +15,9 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.format.chunk_blocks import BlockVerifier, block_selection, selection_ranges
+from kvstore.format.chunk_blocks import block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
+from kvstore.format.verifier import Verifier
 from kvstore.tiers.base import Tier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier
@@ -75,7 +76,7 @@ def test_ranges_alone(tier, codec, picked):
     got = tier.read_ranges(make_key(), chunk.header, ranges)
     want = [chunk.data[start:end] for _, start, end in ranges]
     assert got.dtype == torch.uint8 and torch.equal(got, torch.cat([got[:0], *want]))
-    blocks, bad = BlockVerifier(selection).result(chunk.header, got)
+    blocks, bad = Verifier(chunk.header.key, selection=selection).blocks(chunk.header, got)
     assert not bad and blocks.nbytes == got.numel()
 
 
