@@ -1,5 +1,5 @@
-"""Writes tables of docs/metrics.md, docs/openai.md, docs/models.md and docs/configuration.md from
-the code.
+"""Writes tables of docs/metrics.md, docs/openai.md, docs/models.md, docs/configuration.md and of
+the pages of plugins that have settings from the code.
 
 python -m scripts.docs_tables            write them
 python -m scripts.docs_tables --check    fail if a page is out of date
@@ -13,10 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_table import FieldRule, Rules
+from service.plugins import registered
 from service.settings import Settings
-from service.settings.reloading import RELOADABLE
+from service.settings.reloading import is_reloadable
 from service.shared import metrics
 from service.shared.metrics import WORKER_LABEL, Declared
 
@@ -164,12 +167,12 @@ def models_page(page: str) -> str:
     return _with_tables(page, "families", "\n".join(rows) + "\n")
 
 
-def settings_page(page: str) -> str:
-    """Return docs/configuration.md, `page`, with a row per setting."""
+def settings_page(page: str, settings: type[BaseModel] = Settings) -> str:
+    """Return docs/configuration.md or a plugin's page, `page`, with a row per setting."""
     rows = ["| setting | default | |", "|---|---|---|"]
-    for name in sorted(Settings.model_fields):
-        field = Settings.model_fields[name]
-        mark = " ↻" if name in RELOADABLE else ""
+    for name in sorted(settings.model_fields):
+        field = settings.model_fields[name]
+        mark = " ↻" if is_reloadable(name, settings) else ""
         rows.append(f"| `{name}`{mark} | {_default(field)} | {field.description or ''} |")
     return _with_tables(page, "settings", "\n".join(rows) + "\n")
 
@@ -190,6 +193,10 @@ def main() -> None:
         MODELS_PAGE: models_page(MODELS_PAGE.read_text(encoding="utf-8")),
         SETTINGS_PAGE: settings_page(SETTINGS_PAGE.read_text(encoding="utf-8")),
     }
+    for name, plugin in registered().items():
+        path = DOCS.parent / "plugins" / name.removeprefix("kvstitch_") / "README.md"
+        if hasattr(plugin, "settings") and path.is_file():
+            pages[path] = settings_page(path.read_text(encoding="utf-8"), plugin.settings())
     for path, text in pages.items():
         if "--check" not in sys.argv[1:]:
             path.write_text(text, encoding="utf-8")

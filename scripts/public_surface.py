@@ -34,7 +34,7 @@ from demo.corpus_files import read_documents
 from demo.process import free_port, service
 from demo.scenario import small
 from service.messages import replies, requests, wire
-from service.settings import Settings
+from service.settings import all_settings
 from service.shared import metrics
 
 EVICTIONS = ("snapkv", "gemfilter", "kvec")
@@ -155,7 +155,7 @@ def main() -> None:
     surface: dict[str, Any] = {
         "wire": wire_bytes(),
         "metrics": declared_metrics(),
-        "settings": Settings.model_json_schema(),
+        "settings": all_settings().model_json_schema(),
         "commands": command_help(),
     }
     with tempfile.TemporaryDirectory(prefix="kvstitch-surface-") as scratch:

@@ -22,7 +22,6 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Conflict                  409  conflict                forbidden in the current state
 │   ├── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
 │   ├── NoReranker            409  no_reranker             KVSTITCH_RERANKER_URL is not set
-│   ├── NoAuditLog            409  no_audit_log            KVSTITCH_AUDIT is not set
 │   └── KeyDeleted            409  key_deleted             its key was deleted, or is not here
 ├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
@@ -168,10 +167,6 @@ class NotCalibrated(Conflict):
 
 class NoReranker(Conflict):
     code = "no_reranker"
-
-
-class NoAuditLog(Conflict):
-    code = "no_audit_log"
 
 
 class KeyDeleted(Conflict):

@@ -107,7 +107,7 @@ def _upgrade(connection: sa.Connection, schema: Schema, revision: str, database:
             "use the release that wrote it, or another --data-dir"
         ) from error
     environment = EnvironmentContext(
-        Config(), scripts, fn=lambda heads, _: scripts._upgrade_revs(schema.head, heads)
+        Config(), scripts, fn=lambda *_: scripts._upgrade_revs(schema.head, revision)
     )
     environment.configure(connection=connection)
     environment.run_migrations()

@@ -20,7 +20,6 @@ from service import __version__
 from service.cli import (
     administration,
     ask,
-    audit,
     configuration,
     encryption,
     evaluation,
@@ -112,7 +111,6 @@ def parser() -> argparse.ArgumentParser:
         ("jobs", "what became of accepted documents", jobs.add_arguments),
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),
-        ("audit", "who did what: export, verify", audit.add_arguments),
         ("encryption", "keys of what is stored: rotate, delete", encryption.add_arguments),
         ("migrate", "copy a data folder to PostgreSQL", administration.add_migrate_arguments),
         ("status", "show how a running service is", status.add_arguments),

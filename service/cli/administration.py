@@ -16,6 +16,7 @@ from service.cli.output import console, emit, table
 from service.cli.service_client import WrongArgument
 from service.gateway.auth.quotas import Limits
 from service.gateway.schemas.fields import composed
+from service.plugins import hooks
 from service.settings import default_data_dir, load
 from service.settings.fields import SCOPES
 
@@ -158,12 +159,11 @@ def _undone(store: KeyStore) -> Iterator[list[StoredKey]]:
 
 
 def _record(args: argparse.Namespace, action: str, key: StoredKey) -> None:
-    from service.gateway.databases import record
-
     fields = _fields(key)
     details = {name: fields[name] for name in ("key_id", "name", "scopes", "groups", "expires",
                                                "limits", "adapter")}  # fmt: skip
-    record(load(data_dir=args.data_dir), key.tenant, action, details)
+    settings = load(data_dir=args.data_dir)
+    hooks().operator_acted(settings=settings, action=action, tenant=key.tenant, details=details)
 
 
 def _fields(key: StoredKey) -> dict[str, Any]:

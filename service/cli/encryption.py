@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.cli.output import console, emit, size, table
 from service.cli.service_client import WrongArgument
+from service.plugins import hooks
 from service.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -190,9 +191,7 @@ def _keys(settings: Settings) -> Iterator[TenantKeys]:
 
 
 def _record(settings: Settings, tenant: str, action: str, details: dict[str, Any]) -> None:
-    from service.gateway.databases import record
-
-    record(settings, tenant, action, details)
+    hooks().operator_acted(settings=settings, action=action, tenant=tenant, details=details)
 
 
 def _say(args: argparse.Namespace, fields: dict[str, Any], sentence: str) -> None:

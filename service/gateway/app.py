@@ -13,7 +13,6 @@ from service import __version__
 from service.errors import KvstitchError
 from service.gateway.composition import Gateway
 from service.gateway.http import problems
-from service.gateway.http.audit_trail import AuditTrail
 from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.mcp.server import McpServer
 from service.gateway.http.middleware import Authentication, RequestContext
@@ -21,7 +20,6 @@ from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     answers,
-    audit,
     documents,
     jobs,
     mcp,
@@ -62,8 +60,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.error_forms = {
         path: form for part in gateway.parts for path, form in part.errors.items()
     }
-    if gateway.audit is not None:
-        app.add_middleware(AuditTrail, writer=gateway.audit)
     for layer, arguments in chain.from_iterable(part.middleware for part in gateway.parts):
         app.add_middleware(layer, **arguments)
     app.add_middleware(Authentication, access=gateway.access)
@@ -82,7 +78,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
     for module in (
-        *(answers, openai, jobs, documents, audit, operations, mcp),
+        *(answers, openai, jobs, documents, operations, mcp),
         *(pages, sign_in, resource_metadata),
     ):
         app.include_router(module.router)

@@ -20,8 +20,6 @@ from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
-from service.gateway.audit.audit_writer import AuditWriter
-from service.gateway.audit.recorded_settings import change, recorded
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import RateCounters
@@ -38,6 +36,7 @@ from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.search.passage_search import PassageSearch
 from service.gateway.search.search_service import SearchService
 from service.gateway.search.text_calls import EmbeddingService, RerankService
+from service.gateway.service_database import ServiceDatabase
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.grammars.processes import GrammarProcesses
 from service.plugins import GatewayPart, hooks
@@ -93,8 +92,6 @@ class Gateway:
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(settings, calibrated, self.prompts.format)
-        log = self._databases.audit
-        self.audit = None if log is None else AuditWriter(log, settings.audit_retention_days)
         self._build_access()
         self._build_workers(model_folder, calibrated, processes)
         self._build_services(embedder)
@@ -216,6 +213,11 @@ class Gateway:
     def worker_pid(self) -> int | None:
         return self._workers.first_pid
 
+    @property
+    def shared_database(self) -> ServiceDatabase | None:
+        """PostgreSQL, which other gateways use as well; None: there are files in the folder."""
+        return self._databases.jobs if self._databases.jobs.shared else None
+
     def worker_states(self) -> list[WorkerState]:
         return self._workers.states()
 
@@ -269,8 +271,6 @@ class Gateway:
         await asyncio.to_thread(self._tracing.close)
         for part in self.parts:
             await part.close()
-        if self.audit is not None:
-            await self.audit.close()
         await self._databases.close()
         if self._lock is not None:
             self._lock.close()
@@ -300,10 +300,6 @@ class Gateway:
         found = Reload.of(self._read, read)
         if found.changed:
             settings = found.applied(self.settings, read)
-            if self.audit is not None:
-                await self.audit.append(
-                    change(recorded(settings), found.changed, need_restart=found.need_restart)
-                )
             for part in self.parts:
                 await part.settings_changed(settings, found.changed, found.need_restart)
             self._read = found.applied(self._read, read)
@@ -314,8 +310,6 @@ class Gateway:
         self.settings = settings
         self._quotas.per_tenant = _per_tenant(settings)
         self.limiter.limit(settings.max_waiting_tokens, settings.max_in_flight_per_key)
-        if self.audit is not None:
-            self.audit.retention_days = settings.audit_retention_days
         for part in (self.answers, self.searches, self.rerankings, self.embeddings):
             part.adopt(settings)
 

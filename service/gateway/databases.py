@@ -6,9 +6,8 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import select
 
@@ -17,10 +16,6 @@ from retriever.catalog.tables import catalog_database
 from retriever.index.vector_search import VectorSearch
 from retriever.sql.database import Database
 from retriever.sql.expressions import upsert
-from service.gateway.audit.audit_log import FILE as AUDIT_FILE
-from service.gateway.audit.audit_log import AuditLog, now
-from service.gateway.audit.chain import Event
-from service.gateway.audit.recorded_settings import operator, record_changes
 from service.gateway.auth.access import Keys
 from service.gateway.auth.key_cache import KeyCache
 from service.gateway.auth.keys import KeyStore
@@ -44,7 +39,6 @@ class Databases:
 
     def __init__(self, settings: Settings, disk: DiskGuard) -> None:
         self._settings = settings
-        self.audit: AuditLog | None = None
         self.tenant_keys: TenantKeys | None = None
         self.catalog: Database | None = None
         self.index: VectorSearch | None = None
@@ -56,8 +50,6 @@ class Databases:
             self._key_store = KeyStore(folder / "keys.sqlite3")
             self.keys: Keys = self._key_store
             self.catalog_lock = CatalogLock()
-            if settings.audit:
-                self.audit = AuditLog(folder / AUDIT_FILE)
             self.tenant_keys = tenant_keys_of(settings, None)
             return
         self.jobs = shared_database(settings.database, uuid.uuid4().hex)
@@ -70,8 +62,6 @@ class Databases:
         self._key_store = KeyStore(self.jobs)
         self.keys = KeyCache(self._key_store)
         self.catalog_lock = CatalogLock(self.jobs)
-        if settings.audit:
-            self.audit = AuditLog(self.jobs)
         # Shared workers keep KV themselves, and are asked by every gateway.
         keeps_kv = settings.ssd_tier_gib and not settings.worker_addresses
         name = f"{socket.gethostname()}:{os.getpid()}"
@@ -87,9 +77,6 @@ class Databases:
             require_no_keys(self._settings, self.jobs if self.jobs.shared else None)
         else:
             self.tenant_keys.start()
-        if self.audit is not None:
-            self.audit.start()
-            record_changes(self.audit, self._settings)
         if self._membership is not None:
             self._membership.join()
         if isinstance(self.keys, KeyCache):
@@ -119,8 +106,6 @@ class Databases:
         if self._heartbeat is not None:
             await self._heartbeat.close()
         await asyncio.to_thread(self._key_store.close)
-        if self.audit is not None:
-            await asyncio.to_thread(self.audit.close)
         if self.tenant_keys is not None:
             await asyncio.to_thread(self.tenant_keys.close)
         await asyncio.to_thread(self.jobs.close)
@@ -157,30 +142,3 @@ def key_store(settings: Settings) -> Iterator[KeyStore]:
         yield store
     finally:
         store.close()
-
-
-@contextmanager
-def audit_log(settings: Settings) -> Iterator[AuditLog | None]:
-    """Yield the audit log alone, for the command line; None: no service has kept one.
-
-    Raises:
-        InvalidSetting: It cannot be used.
-    """
-    file = settings.data_dir / AUDIT_FILE
-    if not settings.database and not settings.audit and not file.is_file():
-        yield None
-        return
-    url = settings.database
-    log = AuditLog(shared_database(url, connections=1) if url else file)
-    try:
-        log.start()
-        yield log if settings.audit or log.heads() else None
-    finally:
-        log.close()
-
-
-def record(settings: Settings, tenant: str, action: str, details: Mapping[str, Any]) -> None:
-    """Append what the operator has done by the command line, if there is an audit log."""
-    with audit_log(settings) as log:
-        if log is not None:
-            log.append([Event(tenant, operator(), action, now(), details)])

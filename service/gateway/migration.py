@@ -18,7 +18,6 @@ from retriever.sql.copying import copy_table, go_on_after
 from retriever.sql.expressions import upsert
 from retriever.sql.revisions import Schema
 from service.errors import InvalidSetting
-from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
@@ -27,14 +26,16 @@ from service.gateway.documents.jobs.job_records import spool_place
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
-from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
+from service.gateway.service_database import (
+    ServiceDatabase,
+    jobs_database,
+    shared_database,
+    tables_of_plugins,
+)
 from service.gateway.tables import (
-    AUDIT,
     ENCRYPTION,
     KEYS,
     NAMESPACE,
-    audit_entries,
-    audit_heads,
     contents,
     documents,
     jobs,
@@ -49,7 +50,7 @@ from service.settings import Settings
 
 
 def migrate(settings: Settings) -> dict[str, int]:
-    """Copy catalog, jobs, deletions, receipts, keys and audit log; the folder stays as it is.
+    """Copy catalog, jobs, deletions, receipts, keys and plugins' tables; the folder stays as it is.
 
     What is encrypted stays so, under the same keys, which go along.
 
@@ -111,8 +112,9 @@ def _copy(
     counts["keys"] = _copy_file(data_dir / "keys.sqlite3", KEYS, write, keys)
     if ring is not None:
         _copy_file(data_dir / KEYS_FILE, ENCRYPTION, write, tenant_keys)
-    if (audit := data_dir / AUDIT_FILE).is_file():
-        _copy_file(audit, AUDIT, write, audit_entries, audit_heads)
+    for file, schema in tables_of_plugins().items():
+        if (data_dir / file).is_file():
+            _copy_file(data_dir / file, schema, write, *schema.metadata.sorted_tables)
     upsert(write, secrets, [{"name": "tenants", "value": own_secret(data_dir)}])
     membership.expect(write, gateway_id, str(data_dir))
     return counts

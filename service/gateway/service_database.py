@@ -23,7 +23,8 @@ from service.errors import (
     KvstitchError,
 )
 from service.gateway.data_folder import FILE_MODE, DiskGuard
-from service.gateway.tables import AUDIT, ENCRYPTION, JOBS, KEYS, NAMESPACE
+from service.gateway.tables import ENCRYPTION, JOBS, KEYS, NAMESPACE
+from service.plugins import hooks, load_object
 
 RETRY_S = 2.0
 
@@ -110,7 +111,12 @@ def jobs_database(file: Path, disk: DiskGuard | None = None) -> ServiceDatabase:
     return ServiceDatabase(file, [JOBS], disk=disk)
 
 
+def tables_of_plugins() -> dict[str, Schema]:
+    """Return the tables that plugins have, by the file that holds them without PostgreSQL."""
+    return {tables.file: load_object(tables.schema) for tables in hooks().database_tables()}
+
+
 def shared_database(url: str, gateway_id: str = "", *, connections: int = 16) -> ServiceDatabase:
     """PostgreSQL with all tables of gateways, not opened."""
-    schemas = [JOBS, KEYS, AUDIT, ENCRYPTION]
+    schemas = [JOBS, KEYS, ENCRYPTION, *tables_of_plugins().values()]
     return ServiceDatabase(url, schemas, gateway_id=gateway_id, connections=connections)

@@ -1,8 +1,7 @@
 """The tables of a gateway: all but the catalog's.
 
-They are in jobs.sqlite3, keys.sqlite3 and, where there is an audit log or encryption, audit.sqlite3
-and encryption.sqlite3, or together in one schema of PostgreSQL, which several gateways share. Only
-that has:
+They are in jobs.sqlite3, keys.sqlite3 and, where there is encryption, encryption.sqlite3, or
+together in one schema of PostgreSQL, which several gateways share. Only that has:
 
     documents.owner   the gateway that works on it; '': anybody may take it
     jobs.owner        the gateway that it is sent to, until it is accepted
@@ -31,7 +30,7 @@ from retriever.sql.revisions import ADDED, POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 NAMESPACE = "kvstitch_service"
 
 metadata = sa.MetaData()
-_keys, _audit, _encryption = sa.MetaData(), sa.MetaData(), sa.MetaData()  # files of their own
+_keys, _encryption = sa.MetaData(), sa.MetaData()  # files of their own
 
 
 _owner = partial(required, sa.Text, "owner", default="", info=POSTGRESQL_ONLY)
@@ -153,18 +152,6 @@ keys = sa.Table(
     *required(sa.Text, "adapter", default=""),
     *required(sa.Text, "groups", default="*", info=ADDED),
 )  # fmt: skip
-audit_entries = sa.Table(
-    "audit_entries", _audit,
-    *required(sa.Text, "tenant", primary_key=True),
-    *required(Number, "number", primary_key=True, autoincrement=False),
-    *required(sa.Text, "at", "action", "entry", "hash"),
-)  # fmt: skip
-audit_heads = sa.Table(
-    "audit_heads", _audit,
-    *required(sa.Text, "tenant", primary_key=True),
-    *required(Number, "number"),
-    *required(sa.Text, "hash"),
-)  # fmt: skip
 
 # Wrapped by the master key (encryption/tenant_keys.py).
 tenant_keys = sa.Table(
@@ -205,7 +192,6 @@ _OLDEST_KEYS = {
 }  # fmt: skip
 JOBS = Schema("jobs", metadata, "jobs_4", _REVISIONS, oldest=_OLDEST)
 KEYS = Schema("keys", _keys, "keys_2", _REVISIONS, oldest=_OLDEST_KEYS)
-AUDIT = Schema("audit", _audit, "audit_1", _REVISIONS)
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)
 
 

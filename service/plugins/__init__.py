@@ -11,6 +11,7 @@ from service.plugins.kinds import (
     GatewayPart,
     IdentityProvider,
     PictureReader,
+    Tables,
     TierKind,
     Verb,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "GatewayPart",
     "IdentityProvider",
     "PictureReader",
+    "Tables",
     "TierKind",
     "Verb",
     "hookimpl",

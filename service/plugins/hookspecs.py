@@ -17,6 +17,7 @@ from service.plugins.kinds import (
     GatewayPart,
     IdentityProvider,
     PictureReader,
+    Tables,
     TierKind,
     Verb,
 )
@@ -85,6 +86,11 @@ def kv_tiers() -> Sequence[TierKind]:
 def vector_index(settings: Any) -> Any:
     """Return the index that passages are found by, a `VectorSearch` of the retriever, None where
     the settings ask for none of the plugin's."""
+
+
+@hookspec
+def database_tables() -> Tables:
+    """Return tables that gateways which share PostgreSQL have in it, and that are moved there."""
 
 
 @hookspec(firstresult=True)

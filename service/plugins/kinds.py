@@ -93,6 +93,19 @@ class TierKind:
     shown_as: str = "redis"
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Tables of a plugin: in a file of the data folder, or in PostgreSQL beside the gateways' own.
+
+    Attributes:
+        file: Its name in the data folder, where there is no PostgreSQL.
+        schema: "module:name" of a `retriever.sql.revisions.Schema`; names of tables must be unique.
+    """
+
+    file: str
+    schema: str
+
+
 class IdentityProvider(Protocol):
     """Says who sends a token that is no API key."""
 

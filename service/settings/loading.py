@@ -39,6 +39,7 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
     file = find_file(config, os.environ)
     source = None if file is None else read_file(file, all_settings())
     given = {name: value for name, value in overrides.items() if value is not None}
+    _require_plugins(os.environ)
     reset = FILE.set(source)
     try:
         return all_settings()(**given)
@@ -99,6 +100,26 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         meant = f": did you mean {PREFIX}{near.upper()}?" if near else ""
         said.append(f"{name} is no setting and has no effect{meant}")
     return said
+
+
+# Settings by which something is protected, by the plugin without which nothing would be.
+_NEVER_IGNORED = {
+    "kvstitch-audit": re.compile(r"AUDIT(_\w+)?"),
+    "kvstitch-oidc": re.compile(r"OIDC_\w+"),
+}
+
+
+def _require_plugins(environment: Mapping[str, str]) -> None:
+    for variable, value in environment.items():
+        name = variable.upper().removeprefix(PREFIX)
+        if not value or name == variable.upper() or name.lower() in all_settings().model_fields:
+            continue
+        for plugin, names in _NEVER_IGNORED.items():
+            if names.fullmatch(name):
+                raise InvalidSetting(
+                    f"{variable} is a setting of {plugin}, which is not installed: install it, or "
+                    "unset the variable"
+                )
 
 
 def _explain(fault: Any, came_from: Mapping[str, str]) -> str:

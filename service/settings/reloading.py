@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import BaseModel
+
 from service.settings.settings import Settings
 
 # What is looked at in every call. All else is built into something at the start: connections,
 # processes, tables, the model.
 RELOADABLE: Final = frozenset(
     {
-        "audit_questions", "audit_retention_days", "cold", "condense", "drain_timeout_s",
+        "cold", "condense", "drain_timeout_s",
         "history", "max_body_values", "max_document_bytes", "max_documents",
         "max_in_flight_per_key", "max_pdf_bytes", "max_question_chars", "max_texts",
         "max_texts_chars", "max_tokens_limit", "max_top_k", "max_waiting_tokens",
@@ -22,7 +24,7 @@ RELOADABLE: Final = frozenset(
 )  # fmt: skip
 
 
-def is_reloadable(name: str, settings: type[Settings]) -> bool:
+def is_reloadable(name: str, settings: type[BaseModel]) -> bool:
     """Return whether a running service takes over a setting, which may be a plugin's."""
     extra = settings.model_fields[name].json_schema_extra
     return name in RELOADABLE or (isinstance(extra, dict) and extra.get("reloadable") is True)

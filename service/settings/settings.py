@@ -17,7 +17,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from service.errors import InvalidSetting
 from service.plugins import tiers
 from service.settings.answering import ModelSettings, RetrievalSettings
-from service.settings.audit import AuditSettings
 from service.settings.encryption import EncryptionSettings
 from service.settings.fields import named_folders, parts
 from service.settings.identity import IdentitySettings
@@ -36,7 +35,6 @@ class Settings(
     PlaceSettings,
     AccessSettings,
     IdentitySettings,
-    AuditSettings,
     EncryptionSettings,
     ProcessSettings,
     TierSettings,

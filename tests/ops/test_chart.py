@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.settings import Settings, load
+from service.settings import all_settings, load
 from tests.ops import tools
 from tests.ops.conftest import KUBERNETES, Rendered
 
@@ -83,7 +83,7 @@ def test_the_validator_sees_a_wrong_field(ops_tools: None, tmp_path: Path) -> No
 def test_every_setting_of_the_chart_is_one_of_the_service(rendered: Rendered) -> None:
     schema = json.loads((tools.CHART / "values.schema.json").read_text())
     names = set(schema["properties"]["settings"]["properties"])
-    assert names <= set(Settings.model_fields)
+    assert names <= set(all_settings().model_fields)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,7 +95,7 @@ def test_the_service_accepts_the_environment(
         monkeypatch.setenv(name, value)
     settings = load()
     assert (settings.host, settings.port) == ("0.0.0.0", 8000)
-    known = {f"KVSTITCH_{name.upper()}" for name in Settings.model_fields}
+    known = {f"KVSTITCH_{name.upper()}" for name in all_settings().model_fields}
     assert {name for name in given if name.startswith("KVSTITCH_")} <= known
     grace = one(rendered[case], "StatefulSet")["spec"]["template"]["spec"]
     assert grace["terminationGracePeriodSeconds"] >= settings.drain_timeout_s + 15

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import Settings, load
+from service.settings import all_settings, load
 from tests.ops import tools
 from tests.ops.conftest import Rendered
 from tests.ops.test_chart import EVERY, one, pods
@@ -107,13 +107,13 @@ def test_gateways_and_workers_share_a_secret_and_their_settings(
     assert len({each["KVSTITCH_FLEET_SECRET"] for each in theirs}) == 1
     assert theirs[0]["KVSTITCH_DATABASE"]
     assert theirs[0]["KVSTITCH_SSD_TIER_GIB"] == "0"  # nothing that a deletion would wait for
-    known = {f"KVSTITCH_{name.upper()}" for name in Settings.model_fields} | BETWEEN
+    known = {f"KVSTITCH_{name.upper()}" for name in all_settings().model_fields} | BETWEEN
     for seen in theirs:
         mine = {n: v for n, v in seen.items() if n.startswith("KVSTITCH_")}
         assert set(mine) <= known
         with monkeypatch.context() as shell:
             for name, value in mine.items():
-                if name.removeprefix("KVSTITCH_").lower() in Settings.model_fields:
+                if name.removeprefix("KVSTITCH_").lower() in all_settings().model_fields:
                     shell.setenv(name, IN_SECRETS.get(name, value))
             settings = load()
     assert (settings.host, settings.port) == ("0.0.0.0", 8000)

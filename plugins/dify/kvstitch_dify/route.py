@@ -18,9 +18,9 @@ from service.gateway.http.answering import (
     respond_unless_disconnected,
     server_timing,
 )
-from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.request_notes import note
 from service.plugins import GatewayPart
 
 router = APIRouter(route_class=JsonRoute)
@@ -92,8 +92,7 @@ async def retrieval(
     gateway: GatewayDep,
 ) -> Any:
     """Find passages, as Dify's External Knowledge API has it."""
-    note_questions(request, [body.query], gateway.settings.audit_questions)
-    note(request, collection=body.knowledge_id)
+    note(request, questions=[body.query], collection=body.knowledge_id)
     return await respond_unless_disconnected(
         _found(body, call, gateway),
         request,

@@ -12,8 +12,8 @@ from kvstitch.records.answers import Answer
 from service.gateway.admission import CallContext
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.http.audit_trail import Questions, note, note_questions
 from service.gateway.http.dependencies import CallContextDep, gateway_of
+from service.gateway.http.request_notes import note
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.generate import GenerateRequest
@@ -31,7 +31,6 @@ class AnswerExchange:
     answers: AnswerService
     call: CallContext
     ping_s: float
-    audited: Questions
 
     async def explain(self, body: GenerateRequest) -> Any:
         """Respond with what an answer would take."""
@@ -65,8 +64,8 @@ class AnswerExchange:
 
     def _note(self, bodies: Sequence[GenerateRequest]) -> None:
         asked = [question_of(body.turns) for body in bodies]
-        note_questions(self.request, list(dict.fromkeys(asked)), self.audited)
-        note(self.request, collection=bodies[0].collection or "default")
+        collection = bodies[0].collection or "default"
+        note(self.request, questions=list(dict.fromkeys(asked)), collection=collection)
 
 
 def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
@@ -91,10 +90,7 @@ def json_response(result: Any, timing: str) -> Response:
 
 async def _exchange(request: Request, call: CallContextDep) -> AnswerExchange:
     gateway = gateway_of(request)
-    settings = gateway.settings
-    return AnswerExchange(
-        request, gateway.answers, call, settings.stream_ping_s, settings.audit_questions
-    )
+    return AnswerExchange(request, gateway.answers, call, gateway.settings.stream_ping_s)
 
 
 AnswerExchangeDep = Annotated[AnswerExchange, Depends(_exchange)]

@@ -52,7 +52,7 @@ async def _upload(
         await upload.close()
 
 
-def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+def require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
     """Make a dependency that gives the sender, and refuses API keys that lack this scope."""
 
     async def admitted(request: Request) -> Principal:
@@ -66,11 +66,10 @@ def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 DEADLINE_HEADER = "X-Request-Deadline-Ms"
-Generating = Annotated[Principal, Depends(_require_scope("generate"))]
-Ingesting = Annotated[Principal, Depends(_require_scope("ingest"))]
-Administering = Annotated[Principal, Depends(_require_scope("admin"))]
-Auditing = Annotated[Principal, Depends(_require_scope("audit"))]
-ReadingMetrics = Annotated[Principal, Depends(_require_scope("metrics"))]
+Generating = Annotated[Principal, Depends(require_scope("generate"))]
+Ingesting = Annotated[Principal, Depends(require_scope("ingest"))]
+Administering = Annotated[Principal, Depends(require_scope("admin"))]
+ReadingMetrics = Annotated[Principal, Depends(require_scope("metrics"))]
 
 
 async def _call(

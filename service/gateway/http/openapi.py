@@ -143,7 +143,7 @@ def _describe(
         # A key is optional, because a service without keys takes requests without one.
         operation["security"] = [{"key": []}, {}]
         for status in [] if path in own_errors else _statuses(path, method, operation):
-            responses.setdefault(str(status), _error_response(path, status))
+            responses.setdefault(str(status), error_response(status, path))
     _add_examples(path, method, operation)
 
 
@@ -159,12 +159,13 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses.append(504)
     if path in (*STREAMS, "/v1/rerank"):
         statuses.append(409)  # what was asked for was not measured, or not set up
-    if path == "/admin/audit" or (path.startswith("/admin") and method != "get"):
+    if path.startswith("/admin") and method != "get":
         statuses.append(409)
     return sorted(set(statuses))
 
 
-def _error_response(path: str, status: int) -> dict[str, Any]:
+def error_response(status: int, path: str = "") -> dict[str, Any]:
+    """Return what is said of an error of a route; without a path, of one of our own API."""
     model, media = "Problem", "application/problem+json"
     if path.startswith("/v1/"):
         model, media = "ErrorOut", "application/json"

@@ -98,35 +98,6 @@ class Gate(BaseModel):
     methods: list[GateMethod]
 
 
-class AuditEntry(BaseModel):
-    """`previous` is the hash of the entry before, `hash` the SHA-256 of this one without it."""
-
-    tenant: str
-    number: int
-    at: str
-    actor: str
-    action: str
-    details: dict[str, Any]
-    route: str
-    status: int | None
-    request_id: str
-    previous: str
-    hash: str
-
-
-class AuditHead(BaseModel):
-    """The end of the tenant's entries: note it where nobody can change it, to verify them by."""
-
-    number: int
-    hash: str
-
-
-class AuditPage(BaseModel):
-    entries: list[AuditEntry]
-    head: AuditHead
-    next: int | None
-
-
 class ErrorObject(BaseModel):
     """`param` names the field that is wrong, `code` is stable and machine-readable."""
 

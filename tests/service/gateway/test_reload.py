@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import DiskFull, InvalidSetting, Overloaded, QuotaExceeded
+from service.errors import InvalidSetting, Overloaded, QuotaExceeded
 from service.gateway.composition import Gateway
 from service.gateway.server import make_server
 from service.gateway.workers import ProcessOptions
@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any], int]] = {
 }
 # What these do is looked at in the parts that read them at each call.
 IN_PARTS = {
-    "audit_questions", "audit_retention_days", "cold", "condense", "drain_timeout_s", "history",
+    "cold", "condense", "drain_timeout_s", "history",
     "max_in_flight_per_key", "max_pdf_bytes", "max_tokens_limit", "max_waiting_tokens",
     "rerank_deadline_s", "rerank_timeout_s", "retrieval", "stream_ping_s",
     "tenant_requests_per_minute", "tenant_tokens_per_minute",
@@ -46,8 +46,8 @@ IN_PARTS = {
 
 
 @pytest.fixture
-def audited(folder: Path, data: Path) -> Iterator[Rig]:
-    with running(folder, data, audit=True) as rig:
+def rig(folder: Path, data: Path) -> Iterator[Rig]:
+    with running(folder, data) as rig:
         rig.ingest()
         yield rig
 
@@ -62,25 +62,24 @@ def test_every_reloadable_setting_is_tried() -> None:
     assert Settings.model_fields.keys() >= RELOADABLE
 
 
-def test_calls_are_answered_by_the_new_settings(audited: Rig) -> None:
-    before = audited.gateway.settings
+def test_calls_are_answered_by_the_new_settings(rig: Rig) -> None:
+    before = rig.gateway.settings
     for name, (value, path, body, status) in CALLS.items():
-        assert audited.http.post(path, json=body).status_code in (200, 202), name
-        assert reload(audited, **{name: value}).changed == [name]
-        reply = audited.http.post(path, json=body)
+        assert rig.http.post(path, json=body).status_code in (200, 202), name
+        assert reload(rig, **{name: value}).changed == [name]
+        reply = rig.http.post(path, json=body)
         assert reply.status_code == status, (name, reply.text)
-        reload(audited, **{name: getattr(before, name)})
-    assert audited.gateway.settings == before
+        reload(rig, **{name: getattr(before, name)})
+    assert rig.gateway.settings == before
 
 
-def test_parts_look_at_the_new_settings(audited: Rig) -> None:
-    gateway = audited.gateway
+def test_parts_look_at_the_new_settings(rig: Rig) -> None:
+    gateway = rig.gateway
     found = reload(
-        audited, max_waiting_tokens=7, max_in_flight_per_key=1, audit_retention_days=3.0,
-        tenant_requests_per_minute=5, tenant_tokens_per_minute=6, retrieval="sparse",
-        audit_questions="text", max_tokens_limit=2,
+        rig, max_waiting_tokens=7, max_in_flight_per_key=1, tenant_requests_per_minute=5,
+        tenant_tokens_per_minute=6, retrieval="sparse", max_tokens_limit=2,
     )  # fmt: skip
-    assert len(found.changed) == 8 and found.need_restart == []
+    assert len(found.changed) == 6 and found.need_restart == []
     answers = gateway.answers
     for part in (
         answers._validator, answers._preparer, gateway.searches, gateway.searches._passages,
@@ -89,7 +88,6 @@ def test_parts_look_at_the_new_settings(audited: Rig) -> None:
         assert part._settings is gateway.settings
     assert gateway._quotas.per_tenant.requests_per_minute == 5
     assert gateway._quotas.per_tenant.tokens_per_minute == 6
-    assert gateway.audit is not None and gateway.audit.retention_days == 3.0
     slot = gateway.limiter.acquire(5, "k")
     with pytest.raises(Overloaded):
         gateway.limiter.acquire(5)
@@ -97,36 +95,18 @@ def test_parts_look_at_the_new_settings(audited: Rig) -> None:
     with pytest.raises(QuotaExceeded):
         gateway.limiter.acquire(5, "k")
     slot.close()
-    reply = audited.ask(top_k=1, max_tokens=50)
+    reply = rig.ask(top_k=1, max_tokens=50)
     assert reply.json()["usage"]["completion_tokens"] <= 2
-    entries = audited.http.get("/admin/audit").json()["entries"]
-    assert entries[-1]["details"]["question"].startswith("What is")
-    (entry,) = [e["details"] for e in entries if e["action"] == "settings"][1:]
-    assert entry["changed"] == found.changed and entry["need_restart"] == []
-    assert entry["settings"]["max_tokens_limit"] == 2
 
 
-def test_what_needs_a_restart_stays_and_is_named(audited: Rig) -> None:
-    before = audited.gateway.settings
-    found = reload(audited, port=9, max_top_k=5, codec="int8")
+def test_what_needs_a_restart_stays_and_is_named(rig: Rig) -> None:
+    before = rig.gateway.settings
+    found = reload(rig, port=9, max_top_k=5, codec="int8")
     assert found.need_restart == ["codec", "port"] and found.changed == ["max_top_k"]
     assert "only a restart changes codec, port" in found.told()
-    now = audited.gateway.settings
+    now = rig.gateway.settings
     assert (now.port, now.codec, now.max_top_k) == (before.port, before.codec, 5)
-    assert reload(audited, max_top_k=5).changed == []
-
-
-def test_a_reload_that_cannot_be_recorded_changes_nothing(
-    audited: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(events: Any) -> None:
-        raise DiskFull("no room")
-
-    assert audited.gateway.audit is not None
-    monkeypatch.setattr(audited.gateway.audit.log, "append", full)
-    with pytest.raises(DiskFull):
-        reload(audited, max_top_k=5)
-    assert audited.gateway.settings.max_top_k == 64
+    assert reload(rig, max_top_k=5).changed == []
 
 
 def test_sighup_reads_the_file_again(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.errors import PluginFailed
+from service.errors import InvalidSetting, PluginFailed
 from service.gateway.documents.parsing.file_kinds import (
     file_kind,
     kind_of_media_type,
@@ -81,6 +81,13 @@ def test_settings_of_plugins_are_settings(
     assert main(["config", "show", "--config", str(file), "--json"]) == 0
     shown = {row["name"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
     assert shown["example_key"]["value"] == "…" and shown["example_limit"]["reloadable"]
+
+
+def test_what_protects_is_never_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "entry_points", lambda group: EntryPoints([]))
+    monkeypatch.setenv("KVSTITCH_AUDIT", "true")
+    with plugins(), pytest.raises(InvalidSetting, match="setting of kvstitch-audit, which is not"):
+        load()
 
 
 @pytest.mark.usefixtures("example")

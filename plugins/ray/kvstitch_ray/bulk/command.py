@@ -11,6 +11,7 @@ from service.cli.options import add_setting_options, parse_pairs, positive, sett
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
 from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
+from service.plugins import hooks
 from service.settings import Settings
 from service.shared import torch_environment
 
@@ -108,9 +109,8 @@ def run(args: argparse.Namespace) -> int:
         cpus=args.cpus_per_worker,
         ray_address=args.ray_address,
     )
-    from service.gateway.databases import record
-
-    record(settings, order.tenant, "bulk", {"input": order.input, "collection": order.collection})
+    details = {"input": order.input, "collection": order.collection}
+    hooks().operator_acted(settings=settings, action="bulk", tenant=order.tenant, details=details)
     try:
         outcome = ingest(settings, order, show=_show_json if args.json else _show)
     except KeyboardInterrupt:

@@ -29,8 +29,8 @@ from service.errors import BodyTooLarge, KvstitchError, Unroutable, WorkerFault
 from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway
-from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.mcp.tools import INSTRUCTIONS, TOOLS, Tool
+from service.gateway.http.request_notes import note, notes_of
 from service.gateway.json_content import has_more_values
 
 if TYPE_CHECKING:
@@ -84,25 +84,10 @@ class McpServer:
                 404, "this service was installed without MCP: pip install 'kvstitch[mcp]'"
             )
         manager = await asyncio.shield(self._manager)
-        if self._gateway.audit is not None:
-            self._note(request, body)
+        if notes_of(request) is not None:
+            _note(request, body)
         scope = {**scope, "user": _owner(request.state.principal)}
         await manager.handle_request(scope, _after(body, receive), send)
-
-    def _note(self, request: Request, body: bytes) -> None:
-        """Tell the audit log what a message asks; whether it may, is found out later."""
-        try:
-            message = json.loads(body)
-            method, params = message["method"], message.get("params") or {}
-            arguments = params.get("arguments") or {}
-            asked = arguments.get("question", arguments.get("query"))
-        except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
-            return  # it will be refused
-        note(request, method=str(method)[:MAX_NOTED_CHARS])
-        if method == "tools/call":
-            note(request, tool=str(params.get("name"))[:MAX_NOTED_CHARS])
-        if isinstance(asked, str):
-            note_questions(request, [asked], self._gateway.settings.audit_questions)
 
     async def _run(self, started: asyncio.Future[StreamableHTTPSessionManager]) -> None:
         """Hold the transport open: its tasks belong to the task that opened it."""
@@ -172,6 +157,22 @@ class McpServer:
             logger.exception("a call of the tool %s failed", tool.name)
             return _failed(WorkerFault("something went wrong here; the log says what"))
         return _given(result)
+
+
+def _note(request: Request, body: bytes) -> None:
+    """Note what a message asks; whether it may, is found out later."""
+    try:
+        message = json.loads(body)
+        method, params = message["method"], message.get("params") or {}
+        arguments = params.get("arguments") or {}
+        asked = arguments.get("question", arguments.get("query"))
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
+        return  # it will be refused
+    note(request, method=str(method)[:MAX_NOTED_CHARS])
+    if method == "tools/call":
+        note(request, tool=str(params.get("name"))[:MAX_NOTED_CHARS])
+    if isinstance(asked, str):
+        note(request, questions=[asked])
 
 
 def _sender(context: ServerRequestContext[Any, Request]) -> Principal:

@@ -14,10 +14,10 @@ from service.gateway.http.answering import (
     respond_unless_disconnected,
     server_timing,
 )
-from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
+from service.gateway.http.request_notes import note
 from service.gateway.http.sse import NamedEvents
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.schemas.search import (
@@ -45,8 +45,7 @@ async def search(
     body: SearchRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Find the passages that an answer to `query` would be given, best first."""
-    note_questions(request, [body.query], gateway.settings.audit_questions)
-    note(request, collection=body.collection or "default")
+    note(request, questions=[body.query], collection=body.collection or "default")
     return await respond_unless_disconnected(
         gateway.searches.search(body, call),
         request,
@@ -59,7 +58,7 @@ async def rerank(
     body: RerankRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Sort texts by how well they answer `query`, with the service's reranker."""
-    note_questions(request, [body.query], gateway.settings.audit_questions)
+    note(request, questions=[body.query])
     return await respond_unless_disconnected(
         gateway.rerankings.rerank(body, call),
         request,

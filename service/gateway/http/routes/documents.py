@@ -23,9 +23,9 @@ from retriever import DocFilter, DocumentInfo, Scope
 from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.document_service import no_document
-from service.gateway.http.audit_trail import MOST_NAMES, note
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.request_notes import MOST_NAMES, note
 from service.gateway.schemas.admin import DeletionRequest
 from service.gateway.schemas.fields import composed
 from service.gateway.search.search_query import document_scope, metadata_filter

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvstitch_audit.part import part_of
 from service.errors import InvalidSetting
 from service.settings import load
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing
@@ -207,9 +208,9 @@ def test_the_audit_log_names_who_signed_in(serving: Open, issuer: Issuer) -> Non
     assert redeemed(rig).status_code == 401
     grant(issuer, issuer.token(scope="audit", groups=["all"]))
     token = redeemed(rig).json()["token"]
-    log = rig.gateway.audit
-    assert log is not None
-    found = [e for e in log.log.page("red", 0, 100) if e["route"] == "POST /ui/sign-in"]
+    writer = part_of(rig.gateway).writer
+    assert writer is not None
+    found = [e for e in writer.log.page("red", 0, 100) if e["route"] == "POST /ui/sign-in"]
     assert [(e["action"], e["actor"], e["status"]) for e in found] == [("sign_in", "sub:anna", 200)]
     assert token not in str(found) and "c0de" not in str(found)
 

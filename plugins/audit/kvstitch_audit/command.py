@@ -17,8 +17,8 @@ from service.cli.service_client import WrongArgument
 from service.settings import load
 
 if TYPE_CHECKING:
-    from service.gateway.audit.audit_log import AuditLog
-    from service.gateway.audit.chain import Head
+    from kvstitch_audit.audit_log import AuditLog
+    from kvstitch_audit.chain import Head
 
 # The gateway's databases are imported where they are used (see administration.py).
 _HEAD = re.compile(r"(?:(?P<tenant>.*)=)?(?P<number>\d+):(?P<hash>[0-9a-f]{64})")
@@ -56,7 +56,7 @@ def export(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Print what is wrong; 1 if anything is."""
-    from service.gateway.audit.chain import verify as verified
+    from kvstitch_audit.chain import verify as verified
 
     noted = _noted(args.head)
     seen: dict[str, dict[int, str]] = {tenant: {} for tenant in noted}
@@ -99,10 +99,10 @@ def verify(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _log(args: argparse.Namespace) -> Iterator[AuditLog]:
-    from service.gateway.databases import audit_log
+    from kvstitch_audit.audit_log import opened
 
     settings = load(data_dir=args.data_dir)
-    with audit_log(settings) as log:
+    with opened(settings) as log:
         if log is None:
             where = "the database" if settings.database else settings.data_dir
             raise WrongArgument(
@@ -114,7 +114,7 @@ def _log(args: argparse.Namespace) -> Iterator[AuditLog]:
 
 def _read(file: str) -> tuple[list[Any], dict[str, Head]]:
     """Return the entries and the heads of an export."""
-    from service.gateway.audit.chain import Head
+    from kvstitch_audit.chain import Head
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
@@ -131,7 +131,7 @@ def _read(file: str) -> tuple[list[Any], dict[str, Head]]:
 
 
 def _noted(heads: list[str]) -> dict[str, list[Head]]:
-    from service.gateway.audit.chain import Head
+    from kvstitch_audit.chain import Head
 
     found: dict[str, list[Head]] = {}
     for text in heads:

@@ -11,9 +11,9 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kvstitch_audit.audit_log import AuditLog
+from kvstitch_audit.chain import Event, Head
 from service.errors import KvstitchError
-from service.gateway.audit.audit_log import AuditLog
-from service.gateway.audit.chain import Event, Head
 
 FORGET_EVERY_S = 3600.0
 logger = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ class AuditWriter:
 
     Args:
         log: Opened and closed by others.
-        retention_days: After which entries are deleted; 0: never.
+        settings: Of the service; others may be set later.
     """
 
-    def __init__(self, log: AuditLog, retention_days: float) -> None:
+    def __init__(self, log: AuditLog, settings: Any) -> None:
         self.log = log
-        self.retention_days = retention_days
+        self.settings = settings
         self._waiting: list[tuple[Event, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._forgot_at = float("-inf")
@@ -78,10 +78,11 @@ class AuditWriter:
             self._writing = None
 
     async def _forget(self) -> None:
-        if not self.retention_days or time.monotonic() - self._forgot_at < FORGET_EVERY_S:
+        days = self.settings.audit_retention_days
+        if not days or time.monotonic() - self._forgot_at < FORGET_EVERY_S:
             return
         self._forgot_at = time.monotonic()
-        before = datetime.now(UTC) - timedelta(days=self.retention_days)
+        before = datetime.now(UTC) - timedelta(days=days)
         try:
             await asyncio.to_thread(self.log.forget, before.isoformat(timespec="microseconds"))
         except KvstitchError as error:

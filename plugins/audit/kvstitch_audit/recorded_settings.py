@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.gateway.audit.audit_log import SERVICE, AuditLog, now
-from service.gateway.audit.chain import Event
+from kvstitch_audit.audit_log import SERVICE, AuditLog, now
+from kvstitch_audit.chain import Event
 from service.settings import Settings
-from service.settings.secrets import HIDDEN, IS_SET
+from service.settings.secrets import IS_SET, hidden
 
 CHANGED = "settings"  # the entry's action
 
@@ -20,10 +21,11 @@ CHANGED = "settings"  # the entry's action
 def recorded(settings: Settings) -> dict[str, Any]:
     """Return the settings that are not as they are by default, as they are recorded."""
     found = {}
+    secret = hidden(type(settings))
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if value != field.get_default(call_default_factory=True):
-            found[name] = IS_SET if name in HIDDEN else _json(value)
+            found[name] = IS_SET if name in secret else _json(value)
     return found
 
 
@@ -38,7 +40,7 @@ def record_changes(log: AuditLog, settings: Settings) -> None:
     log.append([change(new, changed)])
 
 
-def change(settings: dict[str, Any], changed: list[str], **more: Any) -> Event:
+def change(settings: dict[str, Any], changed: Sequence[str], **more: Any) -> Event:
     """Return the entry of changed settings.
 
     Args:
@@ -50,12 +52,13 @@ def change(settings: dict[str, Any], changed: list[str], **more: Any) -> Event:
     return Event("", SERVICE, CHANGED, now(), details)
 
 
-def operator() -> str:
-    """Return who works on the data folder itself, as entries name them."""
+def of_operator(action: str, tenant: str, details: Mapping[str, Any]) -> Event:
+    """Return the entry of what somebody does by the command line."""
     try:
-        return f"operator:{getpass.getuser()}"
+        user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
-        return f"operator:{os.getuid()}"
+        user = str(os.getuid())
+    return Event(tenant, f"operator:{user}", action, now(), details)
 
 
 def _json(value: Any) -> Any:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from kvstitch_audit import FILE
+from kvstitch_audit.chain import RETENTION, Event, Head, sealed, written
+from kvstitch_audit.tables import AUDIT, audit_entries, audit_heads
 from retriever.sql.expressions import among, upsert
-from service.gateway.audit.chain import RETENTION, Event, Head, sealed, written
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import AUDIT, audit_entries, audit_heads
+from service.gateway.service_database import ServiceDatabase, shared_database
 
-FILE: Final = "audit.sqlite3"
 _LOCK = 0x6B76_0006  # number of PostgreSQL's advisory lock
 _PAGE = 1000
 SERVICE: Final = "service"
@@ -132,6 +133,26 @@ class AuditLog:
                 gone = audit_entries.delete().where(table.tenant == tenant, table.number <= through)
                 deleted += write.execute(gone).rowcount
         return deleted
+
+
+@contextmanager
+def opened(settings: Any) -> Iterator[AuditLog | None]:
+    """Yield the audit log alone, for the command line; None: no service has kept one.
+
+    Raises:
+        InvalidSetting: It cannot be used.
+    """
+    file = settings.data_dir / FILE
+    if not settings.database and not settings.audit and not file.is_file():
+        yield None
+        return
+    url = settings.database
+    log = AuditLog(shared_database(url, connections=1) if url else file)
+    try:
+        log.start()
+        yield log if settings.audit or log.heads() else None
+    finally:
+        log.close()
 
 
 def _read(text: str) -> Any:

@@ -12,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvstitch_audit.audit_log import now
+from kvstitch_audit.audit_writer import AuditWriter
+from kvstitch_audit.chain import Event
 from service.errors import KvstitchError
-from service.gateway.audit.audit_log import now
-from service.gateway.audit.audit_writer import AuditWriter
-from service.gateway.audit.chain import Event
 from service.gateway.auth.access import Principal
-from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.http.problems import respond
+from service.gateway.http.request_notes import QUESTIONS, take_notes
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,7 @@ ACTIONS: Final = {
     "POST /admin/gate/reset": "reset_gate",
     "POST /ui/sign-in": "sign_in",
 }
-MOST_NAMES = 100  # of documents in one entry
 DISCONNECTED = 499  # as nginx logs it
-Questions = Literal["hash", "text", "none"]
 
 
 class AuditTrail:
@@ -66,8 +63,7 @@ class AuditTrail:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        details: dict[str, Any] = {}
-        scope.setdefault("state", {})["audit"] = details
+        details = take_notes(scope)
         recorded = refused = False
 
         async def send_recorded(message: Message) -> None:
@@ -104,12 +100,23 @@ class AuditTrail:
             actor=principal.key_id or "anonymous",
             action=action,
             at=now(),
-            details={**named, **details},
+            details={**named, **self._kept(details)},
             route=route,
             status=status,
             request_id=scope["state"].get("request_id", ""),
         )
         await self._writer.append(event)
+
+    def _kept(self, details: dict[str, Any]) -> dict[str, Any]:
+        """Return the details with what was asked as the setting says."""
+        kept = {name: value for name, value in details.items() if name != QUESTIONS}
+        way = self._writer.settings.audit_questions
+        if QUESTIONS in details and way != "none":
+            texts = details[QUESTIONS]
+            told = texts if way == "text" else [_sha256(text) for text in texts]
+            name = "question" if way == "text" else "question_sha256"
+            kept[name] = told[0] if len(told) == 1 else told
+        return kept
 
     async def _record_failure(
         self, scope: Scope, error: BaseException, details: dict[str, Any]
@@ -121,41 +128,6 @@ class AuditTrail:
             await asyncio.shield(self._record(scope, status, details))
         except KvstitchError as failure:
             logger.error("a call that failed is not in the audit log: %s", failure.message)
-
-
-def note(request: Request, **details: Any) -> None:
-    """Add to the entry of this request, if there is an audit log."""
-    if (found := _entry(request)) is not None:
-        found |= details
-
-
-def note_questions(request: Request, texts: Sequence[str], kept: Questions) -> None:
-    """Add what was asked, as the setting says; several prompts of one call as a list."""
-    if kept == "none" or _entry(request) is None:
-        return
-    told = list(texts) if kept == "text" else [_sha256(text) for text in texts]
-    name = "question" if kept == "text" else "question_sha256"
-    note(request, **{name: told[0] if len(told) == 1 else told})
-
-
-async def noted(
-    request: Request, documents: AsyncIterator[IngestDocument]
-) -> AsyncIterator[IngestDocument]:
-    """Yield documents that come in, and add their names to the request's entry."""
-    names: list[str] = []
-    count = 0
-    note(request, doc_ids=names)
-    async for document in documents:
-        count += 1
-        if len(names) < MOST_NAMES:
-            names.append(f"{document.collection}/{document.doc_id}")
-        note(request, documents=count)
-        yield document
-
-
-def _entry(request: Request) -> dict[str, Any] | None:
-    entry: dict[str, Any] | None = getattr(request.state, "audit", None)
-    return entry
 
 
 def _sha256(text: str) -> str:

@@ -11,23 +11,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 
 import service.gateway.http.routes
+from kvstitch_audit.audit_log import AuditLog, now
+from kvstitch_audit.audit_trail import ACTIONS
+from kvstitch_audit.chain import GENESIS, RETENTION, Event, Head, sealed, verify, written
+from kvstitch_audit.part import part_of
+from kvstitch_audit.recorded_settings import recorded
 from service.cli import main
-from service.gateway.audit.audit_log import AuditLog, now
-from service.gateway.audit.chain import GENESIS, RETENTION, Event, Head, sealed, verify, written
-from service.gateway.audit.recorded_settings import recorded
-from service.gateway.http.audit_trail import ACTIONS
+from service.errors import DiskFull
 from service.gateway.service_database import shared_database
 from service.messages.requests import Generate
-from service.settings import Settings, load
-from service.settings.secrets import HIDDEN, IS_SET
+from service.settings import all_settings, load
+from service.settings.secrets import IS_SET, hidden
 from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, asking, running, until
@@ -102,14 +104,19 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
 }  # fmt: skip
 
 
-def test_every_route_that_is_not_only_read_leaves_entries() -> None:
+def test_every_route_that_is_not_only_read_leaves_entries(rig: Rig) -> None:
     """A new one fails this until it is in ACTIONS, and in CALLS."""
-    found = {"POST /retrieval"}  # of the plugin kvstitch-dify
-    for module in iter_modules(service.gateway.http.routes.__path__):
-        router = import_module(f"service.gateway.http.routes.{module.name}").router
-        for route in router.routes:
-            assert isinstance(route, APIRoute)
-            found |= {f"{method} {route.path}" for method in route.methods or () if method != "GET"}
+    folder = service.gateway.http.routes
+    modules = [import_module(f"{folder.__name__}.{m.name}") for m in iter_modules(folder.__path__)]
+    routers = [module.router for module in modules]
+    routers += chain.from_iterable(part.routers for part in rig.gateway.parts)
+    found = {
+        f"{method} {route.path}"
+        for router in routers
+        for route in router.routes
+        for method in route.methods or ()
+    }
+    found = {route for route in found if not route.startswith("GET ")}
     assert found == ACTIONS.keys() == CALLS.keys() | {"POST /ui/sign-in"}  # auth/test_sign_in.py
 
 
@@ -260,7 +267,7 @@ def test_no_answer_without_an_entry(folder: Path, data: Path) -> None:
 # -- the chain ---------------------------------------------------------------------------------
 
 
-def chain(count: int, tenant: str = "red") -> tuple[list[dict[str, Any]], dict[str, Head]]:
+def made_chain(count: int, tenant: str = "red") -> tuple[list[dict[str, Any]], dict[str, Head]]:
     head, out = Head(), []
     for number in range(count):
         entry = sealed(Event(tenant, "k1", "ask", now(), {"number": number}), head)
@@ -270,8 +277,8 @@ def chain(count: int, tenant: str = "red") -> tuple[list[dict[str, Any]], dict[s
 
 
 def test_a_whole_chain_is_whole() -> None:
-    red, heads = chain(9)
-    blue, more = chain(4, "blue")
+    red, heads = made_chain(9)
+    blue, more = made_chain(4, "blue")
     mixed = [red.pop(0), *blue, *red]
     assert verify(mixed, {**heads, **more}) == []
     assert verify([], {}) == []
@@ -280,7 +287,7 @@ def test_a_whole_chain_is_whole() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_done_to_a_chain_is_found(seed: int) -> None:
     rng = random.Random(seed)
-    whole, heads = chain(20)
+    whole, heads = made_chain(20)
     done = [dict(entry) for entry in whole]
     at = rng.randrange(20)
     what = ["cut", "change", "move", "twice", "add", "tail", "front", "rehash", "rename"][seed % 9]
@@ -312,7 +319,7 @@ def test_whatever_is_done_to_a_chain_is_found(seed: int) -> None:
 
 
 def test_an_end_that_is_not_known_is_no_whole_chain() -> None:
-    whole, heads = chain(3)
+    whole, heads = made_chain(3)
     assert "not known where it ends" in verify(whole, {})[0]
     assert verify([], heads), "all of it was cut"
     assert verify([3, {"tenant": 5}, {"tenant": "red"}], {})
@@ -484,6 +491,32 @@ def test_a_line_that_was_changed_in_the_database_is_found(
     assert main(["audit", "verify", "--data-dir", str(data)]) == 0
 
 
+def test_a_reload_is_recorded_and_changes_the_log_too(audited: Rig) -> None:
+    rig = audited
+
+    def reload(**settings: Any) -> Any:
+        read = rig.gateway.settings.model_copy(update=settings)
+        return rig.call(lambda: rig.gateway.reload(read))
+
+    changed = reload(audit_questions="text", audit_retention_days=3.0, max_tokens_limit=2).changed
+    assert changed == ["audit_questions", "audit_retention_days", "max_tokens_limit"]
+    rig.ask(top_k=0)
+    assert entries(rig)[-1]["details"]["question"] == QUESTION
+    (_, entry) = (e["details"] for e in entries(rig) if e["action"] == "settings")
+    assert entry["changed"] == changed and entry["need_restart"] == []
+    assert entry["settings"]["max_tokens_limit"] == 2
+    writer = part_of(rig.gateway).writer
+    assert writer is not None and writer.settings.audit_retention_days == 3.0
+
+    def full(events: Any) -> None:
+        raise DiskFull("no room")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiskFull):
+        patch.setattr(writer.log, "append", full)
+        reload(max_top_k=5)
+    assert rig.gateway.settings.max_top_k == 64, "what cannot be recorded is not done"
+
+
 # -- settings ----------------------------------------------------------------------------------
 
 
@@ -514,9 +547,10 @@ def test_no_secret_setting_is_recorded() -> None:
         "prefix_mode", "public_url", "reranker_model", "s3_region", "s3_url", "worker_addresses",
         "write_tiers",
     }  # fmt: skip
-    kinds = {name: str(field.annotation) for name, field in Settings.model_fields.items()}
+    secret = hidden(all_settings())
+    kinds = {name: str(field.annotation) for name, field in all_settings().model_fields.items()}
     text = {name for name, kind in kinds.items() if "str" in kind and "Literal" not in kind}
-    assert text - shown - HIDDEN == set() == (shown | HIDDEN) - text
+    assert text - shown - secret == set() == (shown | secret) - text
     settings = load(
         database="postgresql://u:hunter2@db/x", redis_url="redis://u:hunter2@r",
         otlp_endpoint="https://x/?token=hunter2",
