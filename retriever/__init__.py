@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
     from retriever.ingest import EmbeddedDocument
     from retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
-    from retriever.prefixes.prefix_chunks import PrefixChunks, PrefixedChunk
+    from retriever.prefixes.prefix_chunks import PrefixChunks
     from retriever.retriever import Retriever, StartReport
 
 __all__ = [
@@ -62,7 +62,6 @@ __all__ = [
     "PrefixChunks",
     "PrefixKind",
     "PrefixRule",
-    "PrefixedChunk",
     "Reranked",
     "Reranker",
     "Retriever",
@@ -80,7 +79,7 @@ _WITH_DATABASE = {
     "Catalog": "retriever.catalog.catalog",
     "EmbeddedDocument": "retriever.ingest",
     **dict.fromkeys(("PrefixKind", "PrefixRule"), "retriever.prefixes.prefix_choice"),
-    **dict.fromkeys(("PrefixChunks", "PrefixedChunk"), "retriever.prefixes.prefix_chunks"),
+    "PrefixChunks": "retriever.prefixes.prefix_chunks",
     **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,7 +53,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A contiguous piece of one revision of a document."""
+    """A contiguous piece of one revision of a document; `prefixes`, where they were asked for, are
+    the chunks that its KV is computed behind."""
 
     chunk_id: int
     doc_id: str
@@ -67,6 +68,7 @@ class Chunk:
     page: str | None = None
     heading: str | None = None
     readers: str = EVERYBODY
+    prefixes: Sequence[Sequence[Chunk]] = field(default=(), compare=False, repr=False)
 
 
 SearchMode = Literal["dense", "sparse", "hybrid"]

@@ -36,7 +36,7 @@ _BATCH_CHUNKS = 256
 
 @dataclass
 class EmbeddedDocument:
-    """A document that is ready to be stored."""
+    """A document and, once it is split and embedded, what is stored of it."""
 
     document: Document
     revision: str = ""
@@ -45,15 +45,11 @@ class EmbeddedDocument:
     error: RetrieverError | None = None
     title_cut: bool = False
 
-    @property
-    def texts(self) -> list[str]:
-        """The texts to embed. They contain the title and the headings above the chunk: without
-        these it may not name its topic."""
-        return self.texts_of(slice(None))
-
-    def texts_of(self, part: slice) -> list[str]:
-        """Return the texts of some of its chunks."""
+    def texts(self, start: int = 0, count: int | None = None) -> list[str]:
+        """Return the texts to embed of some chunks. They contain the title and the headings above
+        the chunk: without these it may not name its topic."""
         texts = []
+        part = slice(start, None if count is None else start + count)
         for span, path in zip(self.spans[part], self._heading_paths[part], strict=True):
             parts = [self.document.title, path, self.document.text[span.start : span.end]]
             texts.append(clean("\n".join(part for part in parts if part)))
@@ -64,109 +60,99 @@ class EmbeddedDocument:
         return heading_paths(self.document, self.spans)
 
 
-def embed_documents(
-    documents: Iterable[Document],
-    chunking: ChunkSettings,
-    embedder: Embedder,
-    catalog: Catalog,
-    scope: Scope,
-) -> Iterator[EmbeddedDocument]:
-    """Split and embed documents, in their order; one that fails does not affect the others."""
-    fingerprint = chunking.fingerprint
-    items: list[EmbeddedDocument] = []
-    new: list[EmbeddedDocument] = []
-    seen: set[str] = set()
-    for document in documents:
-        # If a document came earlier in this call, its stored revision may still change.
-        known = None if document.doc_id in seen else catalog
-        seen.add(document.doc_id)
-        item = EmbeddedDocument(document)
-        items.append(item)
-        if _split(item, chunking, fingerprint, known, scope):
-            new.append(item)
-        if sum(len(waiting.spans) for waiting in new) >= _BATCH_CHUNKS:
-            _embed_batch(new, embedder)
-            yield from items
-            items, new = [], []
-    _embed_batch(new, embedder)
-    yield from items
+class DocumentEmbedder:
+    """Splits documents as a corpus splits them, and embeds their chunks. Thread-safe."""
 
+    def __init__(self, catalog: Catalog, embedder: Embedder, chunking: ChunkSettings) -> None:
+        self._catalog = catalog
+        self._embedder = embedder
+        self._chunking = chunking
 
-def split_document(
-    document: Document,
-    chunking: ChunkSettings,
-    embedder: Embedder,
-    catalog: Catalog,
-    scope: Scope,
-    stopped: Callable[[], bool] | None = None,
-) -> EmbeddedDocument:
-    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`."""
-    item = EmbeddedDocument(document)
-    if _split(item, chunking, chunking.fingerprint, catalog, scope, stopped):
-        item.vectors = np.zeros((len(item.spans), embedder.dim), dtype=np.float32)
-    return item
+    def embed(
+        self, documents: Iterable[EmbeddedDocument], scope: Scope
+    ) -> Iterator[EmbeddedDocument]:
+        """Split and embed documents, in their order; one that fails does not affect the others."""
+        items: list[EmbeddedDocument] = []
+        new: list[EmbeddedDocument] = []
+        seen: set[str] = set()
+        for item in documents:
+            # If a document came earlier in this call, its stored revision may still change.
+            is_first = item.document.doc_id not in seen
+            seen.add(item.document.doc_id)
+            items.append(item)
+            if self._split(item, scope, look_up=is_first):
+                new.append(item)
+            if sum(len(waiting.spans) for waiting in new) >= _BATCH_CHUNKS:
+                self._embed_all(new)
+                yield from items
+                items, new = [], []
+        self._embed_all(new)
+        yield from items
 
+    def split(
+        self, item: EmbeddedDocument, scope: Scope, stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """Split a document that `embed_part` embeds; it gets no chunks if it is stored."""
+        if self._split(item, scope, stopped=stopped):
+            item.vectors = np.zeros((len(item.spans), self._embedder.dim), dtype=np.float32)
 
-def embed_part(item: EmbeddedDocument, start: int, count: int, embedder: Embedder) -> None:
-    """Embed so many chunks of a document, from this one on."""
-    assert item.vectors is not None
-    part = slice(start, start + count)
-    item.vectors[part] = _embed(item.texts_of(part), embedder)
+    def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
+        """Embed so many chunks of a document that was split, from this one on."""
+        assert item.vectors is not None
+        item.vectors[start : start + count] = self._vectors(item.texts(start, count))
 
+    def _split(
+        self,
+        item: EmbeddedDocument,
+        scope: Scope,
+        *,
+        look_up: bool = True,
+        stopped: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Validate and split a document; False if it is stored already or invalid."""
+        document = item.document
+        try:
+            validate_document(document)
+            document = replace(document, title=self._chunking.short_title(document.title))
+            item.title_cut = document.title != item.document.title
+            item.document = document
+            item.revision = document_revision(document, self._chunking.fingerprint)
+            doc_id = document.doc_id
+            if look_up and self._catalog.revision(doc_id, scope=scope) == item.revision:
+                return False
+            item.spans = self._chunking.split(document.text, document.title, stopped)
+        except (CatalogUnreachable, SplitStopped):
+            raise  # that is no fault of the document
+        except RetrieverError as error:
+            item.error = error
+        except Exception as error:
+            logger.exception("document %r cannot be cut into chunks", document.doc_id)
+            item.error = InvalidDocument(f"cannot be cut into chunks: {error}")
+        return item.error is None
 
-def _split(
-    item: EmbeddedDocument,
-    chunking: ChunkSettings,
-    fingerprint: str,
-    catalog: Catalog | None,
-    scope: Scope,
-    stopped: Callable[[], bool] | None = None,
-) -> bool:
-    """Validate and split a document; False if it is stored already or invalid."""
-    document = item.document
-    try:
-        validate_document(document)
-        document = replace(document, title=chunking.short_title(document.title))
-        item.title_cut = document.title != item.document.title
-        item.document = document
-        item.revision = document_revision(document, fingerprint)
-        if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
-            return False
-        item.spans = chunking.split(document.text, document.title, stopped)
-    except (CatalogUnreachable, SplitStopped):
-        raise  # that is no fault of the document
-    except RetrieverError as error:
-        item.error = error
-    except Exception as error:
-        logger.exception("document %r cannot be cut into chunks", document.doc_id)
-        item.error = InvalidDocument(f"cannot be cut into chunks: {error}")
-    return item.error is None
-
-
-def _embed_batch(items: list[EmbeddedDocument], embedder: Embedder) -> None:
-    """Embed all texts at once; if that fails, those of each document alone."""
-    try:
-        vectors = _embed([text for item in items for text in item.texts], embedder)
-    except EmbedderError as error:
-        if len(items) == 1:
-            items[0].error = error
+    def _embed_all(self, items: list[EmbeddedDocument]) -> None:
+        """Embed all texts at once; if that fails, those of each document alone."""
+        try:
+            vectors = self._vectors([text for item in items for text in item.texts()])
+        except EmbedderError as error:
+            if len(items) == 1:
+                items[0].error = error
+                return
+            for item in items:
+                self._embed_all([item])
             return
+        start = 0
         for item in items:
-            _embed_batch([item], embedder)
-        return
-    start = 0
-    for item in items:
-        end = start + len(item.spans)
-        item.vectors = vectors[start:end]
-        start = end
+            end = start + len(item.spans)
+            item.vectors = vectors[start:end]
+            start = end
 
-
-def _embed(texts: list[str], embedder: Embedder) -> Vectors:
-    if not texts:
-        return np.zeros((0, embedder.dim), dtype=np.float32)
-    try:
-        return embedder.embed(texts)
-    except EmbedderError:
-        raise
-    except Exception as error:
-        raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
+    def _vectors(self, texts: list[str]) -> Vectors:
+        if not texts:
+            return np.zeros((0, self._embedder.dim), dtype=np.float32)
+        try:
+            return self._embedder.embed(texts)
+        except EmbedderError:
+            raise
+        except Exception as error:
+            raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error

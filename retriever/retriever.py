@@ -13,23 +13,18 @@ others' changes: a search sees all that was committed before it began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from encryption.keyring import Keyring
-from retriever.analysis.analyser import question_of
+from retriever.analysis.analyser import analyse_query, question_of
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import IngestResult
-from retriever.documents import (
-    DocFilter,
-    Document,
-    Passage,
-    SearchMode,
-)
+from retriever.documents import DocFilter, Document, Passage, SearchMode
 from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import CatalogUnreachable, EmbedderMismatch, RetrieverError
 from retriever.index.inverted_lists import BuildStopped, Stopped
@@ -37,15 +32,15 @@ from retriever.index.read_write_lock import ReadWriteLock
 from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
-from retriever.ingest import (
-    EmbeddedDocument,
-    embed_documents,
-    embed_part,
-    split_document,
-)
+from retriever.ingest import DocumentEmbedder, EmbeddedDocument
 from retriever.prefixes.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.search import check_query, find_passages
+from retriever.search import (
+    candidates_per_ranking,
+    check_query,
+    exact_first,
+    reciprocal_rank_fusion,
+)
 from retriever.splitting.chunking import ChunkSettings
 from retriever.sql.database import Database
 
@@ -73,7 +68,7 @@ class Retriever:
         self.catalog = catalog
         self.index = index
         self._embedder = embedder
-        self._chunking = chunking
+        self.embedding = DocumentEmbedder(catalog, embedder, chunking)
         self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
         self.prefix_chunks = PrefixChunks(catalog, index)
         # Held during a commit and its index change, so that a search sees both or neither.
@@ -135,35 +130,13 @@ class Retriever:
     def ingest(
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """Store documents; one that fails does not affect the others."""
-        return [self._store(item, scope) for item in self._embedded(documents, scope)]
-
-    def embed(
-        self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
-    ) -> list[EmbeddedDocument]:
-        """The long half of `ingest`: it changes nothing."""
-        return list(self._embedded(documents, scope))
-
-    def split(
-        self,
-        document: Document,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
-        stopped: Callable[[], bool] | None = None,
-    ) -> EmbeddedDocument:
-        """Split a document that is to be embedded in parts; without chunks if it is stored."""
-        return split_document(
-            document, self._chunking, self._embedder, self.catalog, scope, stopped
-        )
-
-    def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
-        """Embed so many chunks of what `split` returned. Raises EmbedderError."""
-        embed_part(item, start, count, self._embedder)
+        """Split, embed and store documents; one that fails does not affect the others."""
+        return self.store(self.embedding.embed(map(EmbeddedDocument, documents), scope), scope)
 
     def store(
-        self, embedded: Iterable[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
+        self, embedded: Iterable[EmbeddedDocument], scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """The other half: store what `embed` returned for this scope, each in a transaction."""
+        """The other half of an ingest: store documents embedded for this scope, one by one."""
         return [self._store(item, scope) for item in embedded]
 
     def search(
@@ -176,17 +149,33 @@ class Retriever:
         mode: SearchMode = "dense",
         vector: Vectors | None = None,
     ) -> list[Passage]:
-        """Find the best passages of a scope."""
+        """Find the best passages of a scope, ties by chunk_id."""
         check_query(query, top_k, mode)
         if vector is None and mode != "sparse":
             vector = self.embed_query(query)
-        self.catch_up()
+        if self.catalog.shared and not self._mirror.current:
+            with self._consistency.write():
+                self._mirror.catch_up()
+        wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
+        dense = sparse = None
+        exact: Sequence[Collection[int]] = ()
         with self._consistency.read():
             allowed = self.catalog.allowed_chunks(doc_filter, scope=scope)
-            return find_passages(
-                self.catalog, self.index, query, vector, top_k,
-                allowed=allowed, mode=mode, scope=scope,
-            )  # fmt: skip
+            if vector is not None:
+                hits = self.index.search(vector, wanted, allowed, scope=scope)
+                # Rounding can make the cosine of equal vectors slightly larger than 1.
+                dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
+            if mode != "dense":
+                words = self.catalog.search(analyse_query(query), wanted, allowed, scope=scope)
+                sparse, exact = words.ranked, words.exact
+            fused = exact_first(reciprocal_rank_fusion(dense, sparse), exact, wanted)
+            best = {hit.chunk_id: hit for hit in fused[:top_k]}
+            found = [(chunk, best[chunk.chunk_id]) for chunk in self.catalog.chunks(list(best))]
+        return [
+            Passage(chunk, hit.score, *hit.dense, *hit.sparse, exact=hit.exact)
+            for chunk, hit in found
+            if scope.view.shows(chunk.readers)
+        ]
 
     def embed_query(self, query: str) -> Vectors:
         """Embed a query for `search`: `[dim]`. Raises as `search`."""
@@ -211,12 +200,6 @@ class Retriever:
                 self.index.remove(removed, scope=scope)
                 self._mirror.record(state)
         return removed
-
-    def catch_up(self) -> None:
-        """Follow what other processes have changed; nothing to do if the catalog is not shared."""
-        if self.catalog.shared and not self._mirror.current:
-            with self._consistency.write():
-                self._mirror.catch_up()
 
     def save(self) -> None:
         """Write the index, so that the next start need not rebuild it."""
@@ -243,9 +226,6 @@ class Retriever:
         self.catalog.purge()
         self.save()
 
-    def _embedded(self, documents: Iterable[Document], scope: Scope) -> Iterator[EmbeddedDocument]:
-        return embed_documents(documents, self._chunking, self._embedder, self.catalog, scope)
-
     def _store(self, item: EmbeddedDocument, scope: Scope) -> IngestResult:
         doc_id = item.document.doc_id
         try:
@@ -253,7 +233,8 @@ class Retriever:
                 if self.catalog.revision(doc_id, scope=scope) == item.revision:
                     chunks = self.catalog.chunks_of(doc_id, scope=scope)
                     return IngestResult(doc_id, "unchanged", chunks)
-                [item] = self._embedded([item.document], scope)  # it was removed meanwhile
+                item = EmbeddedDocument(item.document)  # it was removed meanwhile
+                list(self.embedding.embed([item], scope))
             if item.error is not None:
                 return IngestResult(doc_id, "failed", error=item.error)
             assert item.vectors is not None

@@ -1,4 +1,4 @@
-"""Finds passages by meaning, by words or by both, and combines the two rankings.
+"""Combines the rankings by meaning and by words.
 
 Both are combined by reciprocal rank fusion (RRF):
 
@@ -19,17 +19,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-from retriever.analysis.analyser import analyse_query
-from retriever.documents import Chunk, Passage, SearchMode
-from retriever.embedders.base import Vectors
+from retriever.documents import SearchMode
 from retriever.errors import InvalidQuery
-from retriever.index.vector_search import VectorSearch
-from retriever.scope import Scope
-
-if TYPE_CHECKING:
-    from retriever.catalog.catalog import Catalog
 
 K = 60
 MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings
@@ -38,14 +31,12 @@ Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
 
 class FusedHit(NamedTuple):
-    """One candidate with its rank and score in both rankings; None where it was not found."""
+    """One candidate, with (rank, score) in each ranking; of None where it was not found."""
 
     chunk_id: int
     score: float
-    dense_rank: int | None = None
-    dense_score: float | None = None
-    sparse_rank: int | None = None
-    sparse_score: float | None = None
+    dense: tuple[int, float] | tuple[None, None] = (None, None)
+    sparse: tuple[int, float] | tuple[None, None] = (None, None)
     exact: bool = False
 
 
@@ -65,10 +56,9 @@ def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[Fuse
     in_dense, in_sparse = _places(dense or ()), _places(sparse or ())
     nowhere = None, None
     return [
-        FusedHit(chunk_id, score, *in_dense.get(chunk_id, nowhere),
-                 *in_sparse.get(chunk_id, nowhere))
-        for chunk_id, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    ]  # fmt: skip
+        FusedHit(i, score, in_dense.get(i, nowhere), in_sparse.get(i, nowhere))
+        for i, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def exact_first(
@@ -111,40 +101,3 @@ def check_query(query: str, top_k: int = 1, mode: SearchMode = "dense") -> None:
     if mode not in get_args(SearchMode):
         modes = ", ".join(get_args(SearchMode))
         raise InvalidQuery(f"mode must be one of {modes}, not {mode!r}")
-
-
-def find_passages(
-    catalog: Catalog,
-    index: VectorSearch,
-    query: str,
-    vector: Vectors | None,
-    top_k: int,
-    *,
-    allowed: Collection[int] | None,
-    mode: SearchMode,
-    scope: Scope,
-) -> list[Passage]:
-    """Return at most `top_k` passages, best first, ties by chunk_id."""
-    wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
-    dense = sparse = None
-    if vector is not None:
-        hits = index.search(vector, wanted, allowed, scope=scope)
-        # Rounding can make the cosine of equal vectors slightly larger than 1.
-        dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
-    exact: Sequence[Collection[int]] = ()
-    if mode != "dense":
-        found = catalog.search(analyse_query(query), wanted, allowed, scope=scope)
-        sparse, exact = found.ranked, found.exact
-    fused = exact_first(reciprocal_rank_fusion(dense, sparse), exact, wanted)
-    best = {hit.chunk_id: hit for hit in fused[:top_k]}
-    return [
-        _passage(chunk, best[chunk.chunk_id])
-        for chunk in catalog.chunks(list(best))
-        if scope.view.shows(chunk.readers)
-    ]
-
-
-def _passage(chunk: Chunk, hit: FusedHit) -> Passage:
-    places = hit._asdict()
-    del places["chunk_id"]
-    return Passage(chunk, **places)

@@ -20,7 +20,7 @@ A prefix that had to be chosen among too few chunks is chosen again when there a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from sqlalchemy import (
     ColumnElement,
@@ -69,14 +69,6 @@ _JOINED = chunks.join(documents).join(scopes).outerjoin(
 _DOCUMENTS = select(scopes.c.tenant, scopes.c.collection, documents.c.doc_id).select_from(_JOINED)
 
 
-@dataclass(frozen=True)
-class PrefixedChunk:
-    """A chunk with its prefixes, each of them chunks in their order."""
-
-    chunk: Chunk
-    prefixes: list[list[Chunk]]
-
-
 class PrefixChunks:
     """Chooses and stores prefixes of chunks. Thread-safe; every call blocks."""
 
@@ -102,31 +94,23 @@ class PrefixChunks:
         prefixes = _divided([row for row in rows if row[0] not in lost], found)
         return {chunk_id: prefixes.get(chunk_id, []) for (chunk_id,) in chosen}
 
-    def behind(self, chunk_ids: Collection[int]) -> dict[int, list[PrefixedChunk]]:
+    def behind(self, chunk_ids: Collection[int]) -> dict[int, list[Chunk]]:
         """Return, for each of these chunks, before any is removed, the chunks whose prefix it is
         part of."""
         with self._database.read() as read:
             query = select(companions.c.companion_id, companions.c.chunk_id)
             rows = read.execute(query.where(among(companions.c.companion_id, chunk_ids))).all()
-            found = {
-                each.chunk.chunk_id: each for each in _prefixed(read, {row[1] for row in rows})
-            }
-        out: dict[int, list[PrefixedChunk]] = {}
+            found = {each.chunk_id: each for each in _prefixed(read, {row[1] for row in rows})}
+        out: dict[int, list[Chunk]] = {}
         for in_prefix, chunk_id in rows:
             if chunk_id in found:
                 out.setdefault(in_prefix, []).append(found[chunk_id])
         return out
 
-    def prefixed(self, chunk_ids: Collection[int]) -> list[PrefixedChunk]:
+    def prefixed(self, chunk_ids: Collection[int]) -> list[Chunk]:
         """Return those of these chunks that have a prefix, of whatever kind."""
         with self._database.read() as read:
             return _prefixed(read, chunk_ids)
-
-    def choose(
-        self, chunk: Chunk, rule: PrefixRule, *, scope: Scope, max_tokens: int
-    ) -> list[list[Chunk]]:
-        """Choose one chunk's prefixes, as `choose_all` does."""
-        return self.choose_all([(chunk, max_tokens)], rule, scope=scope)[chunk.chunk_id]
 
     def choose_all(
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, *, scope: Scope
@@ -234,11 +218,11 @@ class PrefixChunks:
                 write.execute(companions.insert(), rows)
 
 
-def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[PrefixedChunk]:
+def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[Chunk]:
     rows = _PREFIXES.rows(read, chunk_ids=chunk_ids)
     found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row[:2]})
     prefixes = _divided([row for row in rows if row[0] in found and row[1] in found], found)
-    return [PrefixedChunk(found[chunk_id], each) for chunk_id, each in prefixes.items()]
+    return [replace(found[chunk_id], prefixes=each) for chunk_id, each in prefixes.items()]
 
 
 def _divided(

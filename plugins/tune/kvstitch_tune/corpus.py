@@ -88,12 +88,12 @@ class Corpus:
         """Return what the service would compute this chunk behind, as token ids."""
         known = self._chosen.get((kind, chunk.chunk_id))
         if known is None:
-            found = self._retriever.prefix_chunks.choose(
-                chunk,
-                prefix_rule(kind, self._settings),
-                scope=self._scope,
-                max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
+            room = (self._max_context - self._prompts.format.chunk_tokens) // 2
+            rule = prefix_rule(kind, self._settings)
+            chosen = self._retriever.prefix_chunks.choose_all(
+                [(chunk, room)], rule, scope=self._scope
             )
+            found = chosen[chunk.chunk_id]
             known = [[self._prompts.segment(c) for c in prefix] for prefix in found]
             self._chosen[kind, chunk.chunk_id] = known
         return known

@@ -154,9 +154,7 @@ class IndexingStage:
     async def _embed(self, parsed: Sequence[ParsedDocument]) -> None:
         """Cut and embed. It takes long, so no lock is held: deletions need not wait."""
         for scope, group in _by_scope(parsed):
-            embedded = await self._retriever.embed([each.document for each in group], scope=scope)
-            for each, made in zip(group, embedded, strict=True):
-                each.embedded = made
+            await self._retriever.embed(group, scope)
 
     async def _store(self, embedded: Sequence[ParsedDocument], failed: Failed) -> None:
         """Store those that were not cancelled meanwhile, after purges for their previous revisions
@@ -168,13 +166,12 @@ class IndexingStage:
             current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
             for scope, group in _by_scope([e for e in embedded if e.item.number in current]):
                 await self._purges.add(scope, {e.item.doc_id: e.item.readers for e in group})
-                made = [each.embedded for each in group if each.embedded is not None]
-                results = await self._retriever.store(made, scope=scope)
-                for each, document, result in zip(group, made, results, strict=True):
+                results = await self._retriever.store(group, scope)
+                for each, result in zip(group, results, strict=True):
                     if result.error is not None:
                         failed.append((each.item, str(result.error)))
                         continue
-                    warnings = [*each.warnings, *([TITLE_CUT] if document.title_cut else [])]
+                    warnings = [*each.warnings, *([TITLE_CUT] if each.title_cut else [])]
                     warned.append(warnings)
                     indexed.append(replace(
                         each.item, change=result.status, chunks=len(result.chunks),

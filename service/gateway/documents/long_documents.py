@@ -151,12 +151,12 @@ class LongDocuments:
             each.step, each.began = "reading", time.monotonic()
             each.parsed = await self._parser.document(each.item)
         parsed = each.parsed
-        parsed.embedded = await self._retriever.split(parsed.document, scope=each.item.scope)
+        await self._retriever.split(parsed, each.item.scope)
         each.step, each.began = "embedding", time.monotonic()
-        each.total = len(parsed.embedded.spans)
+        each.total = len(parsed.spans)
         while each.done < each.total:
             if not await self._wanted(each.item.number):
                 return
-            await self._retriever.embed_part(parsed.embedded, each.done, PART_CHUNKS)
+            await self._retriever.embed_part(parsed, each.done, PART_CHUNKS)
             each.done = min(each.total, each.done + PART_CHUNKS)
         await self._store(parsed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from retriever import Chunk, PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule, Scope
+from retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 from service.settings import Settings
@@ -71,8 +71,8 @@ class ChunkPrefixes:
         short = [c for c in chunks if sum(map(len, before.get(c.chunk_id, ()))) < most]
         old: dict[int, list[ChunkTokens]] = {}
         for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
-            copy = texts.copy(each.chunk, each.prefixes)
-            old.setdefault(each.chunk.chunk_id, []).append(copy)
+            copy = texts.copy(each, each.prefixes)
+            old.setdefault(each.chunk_id, []).append(copy)
         room = max_context - len(self._prompts.system)
         wanted = [(chunk, (room - len(texts.of(chunk))) // 2) for chunk in short]
         now = self.remembered.choose_all(wanted, self._rule, scope=scope)
@@ -88,7 +88,7 @@ class ChunkPrefixes:
         """Return each of these chunks with its prefix, if it has one."""
         texts = _Texts(self._prompts)
         return {
-            each.chunk.chunk_id: texts.copy(each.chunk, each.prefixes)
+            each.chunk_id: texts.copy(each, each.prefixes)
             for each in self.remembered.prefixed(chunk_ids)
         }
 
@@ -103,8 +103,8 @@ class ChunkPrefixes:
         """
         removed = _RemovedCopies(_Texts(self._prompts), chunk_ids, together)
         behind = self.remembered.behind(chunk_ids).values()
-        concerned = {each.chunk.chunk_id: each for others in behind for each in others}
-        concerned |= {each.chunk.chunk_id: each for each in self.remembered.prefixed(chunk_ids)}
+        concerned = {each.chunk_id: each for others in behind for each in others}
+        concerned |= {each.chunk_id: each for each in self.remembered.prefixed(chunk_ids)}
         for each in concerned.values():
             removed.add(each)
         return removed.found
@@ -125,19 +125,19 @@ class _RemovedCopies:
         self._together = together
         self._once: set[tuple[str, tuple[int, ...]]] = set()
 
-    def add(self, each: PrefixedChunk) -> None:
+    def add(self, each: Chunk) -> None:
         """Add a chunk that is removed, or has removed ones in its prefixes, with their parts."""
         holders: dict[str, int] = {}
         for prefix in each.prefixes:
             for group, first in self._firsts(prefix).items():
                 holders.setdefault(group, prefix[first].chunk_id)
                 self._add_parts(group, prefix, first)
-        if each.chunk.chunk_id in self.found:
-            holders.setdefault(self._group(each.chunk), each.chunk.chunk_id)
+        if each.chunk_id in self.found:
+            holders.setdefault(self._group(each), each.chunk_id)
         for group, holder in holders.items():
             # With one prefix it may be a part of a longer one, too.
-            if len(each.prefixes) > 1 or self._is_new(group, [*each.prefixes[0], each.chunk]):
-                self.found[holder].append(self._texts.copy(each.chunk, each.prefixes))
+            if len(each.prefixes) > 1 or self._is_new(group, [*each.prefixes[0], each]):
+                self.found[holder].append(self._texts.copy(each, each.prefixes))
 
     def _add_parts(self, group: str, prefix: Sequence[Chunk], first: int) -> None:
         """Add a prefix's parts from a removed chunk on: if one was there, the shorter ones were."""

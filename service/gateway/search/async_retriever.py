@@ -18,7 +18,6 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from retriever import (
-    Document,
     EmbeddedDocument,
     Embedder,
     EndpointEmbedder,
@@ -29,7 +28,7 @@ from retriever import (
     Retriever,
 )
 from retriever.errors import RetrieverError
-from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.scope import Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.search_query import service_error
@@ -117,30 +116,33 @@ class AsyncRetriever:
         """Run `work`, which writes, on the thread of changes; errors as in `run`."""
         return await self._in(self._change_thread, partial(work, *args, **kwargs))
 
-    async def embed(
-        self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
-    ) -> list[EmbeddedDocument]:
+    async def embed(self, documents: Sequence[EmbeddedDocument], scope: Scope) -> None:
         """Split and embed documents, for `store`. Changes nothing and waits for no change."""
-        work = partial(self.retriever.embed, documents, scope=scope)
-        return await self._in(self._embed_thread, work)
+        embed = self.retriever.embedding.embed
+        await self._in(self._embed_thread, lambda: list(embed(documents, scope)))
 
-    async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
+    async def split(self, document: EmbeddedDocument, scope: Scope) -> None:
         """Split a document whose texts are embedded in parts, for `store`; ends soon if it is
         cancelled."""
         loop, abandoned = asyncio.get_running_loop(), False
 
-        def work() -> EmbeddedDocument:
+        def work() -> None:
             try:
-                return self.retriever.split(document, scope=scope, stopped=lambda: abandoned)
+                self.retriever.embedding.split(document, scope, stopped=lambda: abandoned)
             finally:
                 if abandoned and not loop.is_closed():  # what it took is freed only now
                     loop.call_soon_threadsafe(self.give_back_memory)
 
         try:
-            return await self._in(self._split_threads, work)
+            await self._in(self._split_threads, work)
         except asyncio.CancelledError:
             abandoned = True
             raise
+
+    async def embed_part(self, document: EmbeddedDocument, start: int, count: int) -> None:
+        """Embed so many chunks of what `split` has split, beside what others have embedded."""
+        work = partial(self.retriever.embedding.embed_part, document, start, count)
+        await self._in(self._embed_thread, work)
 
     def give_back_memory(self) -> None:
         """Give back what documents took, a second from now: what they held is let go by then, and
@@ -157,17 +159,10 @@ class AsyncRetriever:
         self._giving_back = None
         loop.run_in_executor(None, give_back)
 
-    async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
-        """Embed so many chunks of what `split` returned, beside what others have embedded."""
-        work = partial(self.retriever.embed_part, embedded, start, count)
-        await self._in(self._embed_thread, work)
-
-    async def store(
-        self, embedded: Sequence[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
-    ) -> list[IngestResult]:
-        """Store what `embed` returned for this scope. Raises DiskFull if there is no room; the next
-        try stores no document twice."""
-        results = await self.change(self.retriever.store, embedded, scope=scope)
+    async def store(self, embedded: Sequence[EmbeddedDocument], scope: Scope) -> list[IngestResult]:
+        """Store what was embedded for this scope. Raises DiskFull if there is no room; the next try
+        stores no document twice."""
+        results = await self.change(self.retriever.store, embedded, scope)
         for result in results:
             if result.error is not None and (full := self._disk_full(result.error)) is not None:
                 raise full

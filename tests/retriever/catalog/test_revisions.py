@@ -57,7 +57,7 @@ def test_a_catalog_of_the_first_revision(
     prefixes = retriever.prefix_chunks
     chunks = [retriever.catalog.chunks_of(f"d{n}")[0] for n in range(5)]
     for chunk in chunks[:4]:
-        prefixes.choose(chunk, PrefixRule("primer", 3), scope=DEFAULT_SCOPE, max_tokens=99)
+        prefixes.choose_all([(chunk, 99)], PrefixRule("primer", 3), scope=DEFAULT_SCOPE)
     chosen = prefixes.of([chunk.chunk_id for chunk in chunks[:4]], "primer")
     database = retriever.catalog.database
     wanted = columns(database)
@@ -83,7 +83,7 @@ def test_a_catalog_of_the_first_revision(
     assert {doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)} == {"d4"}
     last = chunks[4].chunk_id
     rule = PrefixRule("primer", 3)
-    again.prefix_chunks.choose(chunks[4], rule, scope=DEFAULT_SCOPE, max_tokens=99)
+    again.prefix_chunks.choose_all([(chunks[4], 99)], rule, scope=DEFAULT_SCOPE)
     again.prefix_chunks.set_exact([last])
     assert [doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)] == ["d0"]
     [stored] = again.ingest([Document("new", "other words", readers="finance")])

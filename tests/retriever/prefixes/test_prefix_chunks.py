@@ -53,9 +53,10 @@ def choose_all(
     max_tokens: int = 1000,
 ) -> list[list[str]]:
     [chunk] = retriever.catalog.chunks_of(doc_id)
-    chosen = retriever.prefix_chunks.choose(
-        chunk, PrefixRule(kind, count, primers), scope=DEFAULT_SCOPE, max_tokens=max_tokens
-    )
+    rule = PrefixRule(kind, count, primers)
+    [chosen] = retriever.prefix_chunks.choose_all(
+        [(chunk, max_tokens)], rule, scope=DEFAULT_SCOPE
+    ).values()
     [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
     return [[other.doc_id for other in prefix] for prefix in chosen]
@@ -140,7 +141,7 @@ def test_several_primers_are_known_when_a_chunk_of_theirs_goes(
     prefixes = choose_all(retriever, "fox-2", primers=3)
     lost = number(retriever, prefixes[-1][0])
     behind = retriever.prefix_chunks.behind([lost])[lost]
-    [ours] = [each for each in behind if each.chunk.doc_id == "fox-2"]
+    [ours] = [each for each in behind if each.doc_id == "fox-2"]
     assert [[c.doc_id for c in prefix] for prefix in ours.prefixes] == prefixes
 
 
@@ -179,9 +180,10 @@ def test_prefixes_are_of_the_same_collection(retriever: Retriever) -> None:
     retriever.ingest([Document("own", "fox forest hunts number2")], scope=other)
     [chunk] = retriever.catalog.chunks_of("own", scope=other)
     for kind in KINDS:
-        assert not retriever.prefix_chunks.choose(
-            chunk, PrefixRule(kind, 3), scope=other, max_tokens=1000
+        chosen = retriever.prefix_chunks.choose_all(
+            [(chunk, 1000)], PrefixRule(kind, 3), scope=other
         )
+        assert chosen == {chunk.chunk_id: []}
 
 
 def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Retriever) -> None:
@@ -189,7 +191,7 @@ def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Ret
     lost, *rest = choose(retriever, "fox-2", "neighbours")
     own = number(retriever, "fox-2")
     [prefixed] = prefixes.behind([number(retriever, lost)])[number(retriever, lost)]
-    assert prefixed.chunk.doc_id == "fox-2"
+    assert prefixed.doc_id == "fox-2"
     assert [[c.doc_id for c in prefix] for prefix in prefixed.prefixes] == [[lost, *rest]]
 
     [gone] = retriever.delete([lost])
@@ -286,7 +288,8 @@ def test_identical_texts_are_not_looked_at_for_ever(retriever: Retriever) -> Non
     for n in range(9):
         [chunk] = retriever.catalog.chunks_of(f"d{n}", scope=other)
         for kind in KINDS:
-            chosen = prefixes.choose(chunk, PrefixRule(kind, 3), scope=other, max_tokens=99)
+            rule = PrefixRule(kind, 3)
+            [chosen] = prefixes.choose_all([(chunk, 99)], rule, scope=other).values()
             assert chosen == []
             prefixes.set_exact([chunk.chunk_id])
     assert all(scope != other for scope, _ in prefixes.open("neighbours", 99, count=3))

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
-from retriever import Document, EmbeddedDocument, Mark
+from retriever import Document, Mark
+from retriever.ingest import EmbeddedDocument
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import format_of, why_no_text
@@ -181,14 +182,12 @@ async def _output(process: Process, limit: int) -> bytes:
     return bytes(out)
 
 
-@dataclass
-class ParsedDocument:
+@dataclass(kw_only=True)
+class ParsedDocument(EmbeddedDocument):
     """A document with its text, on its way into the catalog."""
 
     item: IngestDocument
-    document: Document
     warnings: Sequence[ParseWarning] = ()  # what is not in its text, or may be wrong there
-    embedded: EmbeddedDocument | None = None  # what is stored of it
 
 
 class DocumentParser:
@@ -205,13 +204,13 @@ class DocumentParser:
         if item.kind == "text" and (text := await _plain(content)) is not None:
             _check_words(text)
             document = Document(item.doc_id, text, title, metadata, readers=item.readers)
-            return ParsedDocument(item, document)
+            return ParsedDocument(document, item=item)
         parsed = await parse_file(item.kind, content, self._limits, item.charset)
         _check_words(parsed.text)
         title = title or _short(parsed.title or PurePath(item.doc_id).stem)
         marks = _marks(parsed)
         document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
-        return ParsedDocument(item, document, parsed.warnings)
+        return ParsedDocument(document, item=item, warnings=parsed.warnings)
 
 
 def _check_words(text: str) -> None:

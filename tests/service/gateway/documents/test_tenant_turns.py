@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from retriever import Document, EmbeddedDocument
+from retriever import Document, EmbeddedDocument, Scope
 from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
@@ -56,7 +56,7 @@ class Reading:
     async def document(self, item: IngestDocument) -> ParsedDocument:
         self.begun.append(item.doc_id)
         await self._may_end.setdefault(item.doc_id, asyncio.Event()).wait()
-        return ParsedDocument(item, Document(item.doc_id, "text", "", {}))
+        return ParsedDocument(Document(item.doc_id, "text"), item=item)
 
     async def end(self, doc_id: str) -> None:
         self._may_end[doc_id].set()
@@ -67,8 +67,7 @@ class Reading:
 class NoChunks:
     """Cuts documents into nothing."""
 
-    async def split(self, document: Document, **scope: Any) -> EmbeddedDocument:
-        return cast(EmbeddedDocument, type("Empty", (), {"spans": ()})())
+    async def split(self, document: EmbeddedDocument, scope: Scope) -> None: ...
 
 
 @asynccontextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import Chunk, PrefixedChunk
+from retriever import Chunk
 from service.gateway.prompts.chunk_prefixes import _RemovedCopies
 from service.messages.requests import ChunkTokens
 
@@ -62,7 +63,7 @@ def test_all_that_has_seen_them_and_each_once(
 ) -> None:
     copies = _RemovedCopies(Names(), sorted(removed), together)  # type: ignore[arg-type]
     for number, prefixes in stored.items():
-        copies.add(PrefixedChunk(chunk(number), [[chunk(n) for n in one] for one in prefixes]))
+        copies.add(replace(chunk(number), prefixes=[[chunk(n) for n in one] for one in prefixes]))
     assert set(copies.found) == removed
     groups = [removed] if together else [
         {number for number in removed if number % DOCUMENTS == document}

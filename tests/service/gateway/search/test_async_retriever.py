@@ -24,6 +24,7 @@ from retriever import (
     parse_filter,
 )
 from retriever.errors import SplitStopped
+from retriever.ingest import EmbeddedDocument
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.search import async_retriever
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
@@ -46,11 +47,17 @@ class StuckReranker(OverlapReranker):
         return []
 
 
+async def ingest(retriever: AsyncRetriever, documents: Sequence[Document]) -> None:
+    embedded = list(map(EmbeddedDocument, documents))
+    await retriever.embed(embedded, ACME)
+    await retriever.store(embedded, ACME)
+
+
 async def opened(folder: Path, reranker: Reranker | None) -> AsyncRetriever:
     inner = Retriever.in_folder(folder, HashingEmbedder(), ChunkSettings(WordCounter()))
     retriever = AsyncRetriever(inner, reranker)
     await retriever.start()
-    await retriever.store(await retriever.embed(DOCUMENTS, scope=ACME), scope=ACME)
+    await ingest(retriever, DOCUMENTS)
     return retriever
 
 
@@ -173,7 +180,7 @@ async def test_a_large_collection_gets_lists_while_it_is_used(
 
     retriever = made()
     await retriever.start()
-    await retriever.store(await retriever.embed(documents, scope=ACME), scope=ACME)
+    await ingest(retriever, documents)
     with caplog.at_level("INFO", logger="retriever"):
         await retriever.save()
         async with asyncio.timeout(60):
@@ -199,8 +206,9 @@ class SlowToSplit:
 
     def __init__(self) -> None:
         self.began = threading.Event()
+        self.embedding = self
 
-    def split(self, document: Document, *, scope: Scope, stopped: Callable[[], bool]) -> None:
+    def split(self, document: object, scope: Scope, stopped: Callable[[], bool]) -> None:
         self.began.set()
         while not stopped():
             time.sleep(0.01)
@@ -214,7 +222,7 @@ async def test_memory_is_given_back_when_an_abandoned_split_has_ended(
     given, slow = threading.Event(), SlowToSplit()
     monkeypatch.setattr(async_retriever, "give_back", given.set)
     retriever = AsyncRetriever(cast(Any, slow))
-    waiting = asyncio.create_task(retriever.split(DOCUMENTS[0]))
+    waiting = asyncio.create_task(retriever.split(EmbeddedDocument(DOCUMENTS[0]), ACME))
     await asyncio.to_thread(slow.began.wait)
     waiting.cancel()
     await asyncio.wait([waiting])
