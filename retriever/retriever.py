@@ -27,9 +27,8 @@ from retriever.catalog.catalog_records import IngestResult
 from retriever.documents import DocFilter, Document, Passage, SearchMode
 from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import CatalogUnreachable, EmbedderMismatch, RetrieverError
-from retriever.index.inverted_lists import BuildStopped, Stopped
-from retriever.index.read_write_lock import ReadWriteLock
-from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
+from retriever.index.scope_index import BuildStopped, Stopped
+from retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import DocumentEmbedder, EmbeddedDocument
@@ -172,10 +171,14 @@ class Retriever:
             best = {hit.chunk_id: hit for hit in fused[:top_k]}
             found = [(chunk, best[chunk.chunk_id]) for chunk in self.catalog.chunks(list(best))]
         return [
-            Passage(chunk, hit.score, *hit.dense, *hit.sparse, exact=hit.exact)
+            Passage(
+                chunk, hit.score,
+                dense_rank=hit.dense[0], dense_score=hit.dense[1],
+                sparse_rank=hit.sparse[0], sparse_score=hit.sparse[1], exact=hit.exact,
+            )
             for chunk, hit in found
             if scope.view.shows(chunk.readers)
-        ]
+        ]  # fmt: skip
 
     def embed_query(self, query: str) -> Vectors:
         """Embed a query for `search`: `[dim]`. Raises as `search`."""

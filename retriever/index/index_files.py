@@ -19,23 +19,11 @@ from encryption.keyring import Keyring
 from encryption.sealed_files import SEGMENT_BYTES, FileSealer, is_sealed_file, open_file
 from encryption.values import place
 from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
-from retriever.index.inverted_lists import DEPTHS, Reads, list_content
+from retriever.index.scope_index import DEPTHS, Reads, SavedScope, list_content
 from retriever.scope import Scope
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2
-
-
-@dataclass(frozen=True)
-class SavedScope:
-    """The file with one scope's vectors; `reads` as in `ScopeIndex`."""
-
-    tenant: str
-    collection: str
-    count: int
-    file: str
-    sha256: str
-    reads: Reads | None = None
 
 
 @dataclass(frozen=True)

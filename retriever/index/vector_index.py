@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,11 +24,51 @@ from retriever.index.index_files import (
     write_manifest,
     write_scope,
 )
-from retriever.index.inverted_lists import DEPTHS, Stopped, build
-from retriever.index.read_write_lock import ReadWriteLock
-from retriever.index.scope_index import ScopeIndex
+from retriever.index.scope_index import DEPTHS, ScopeIndex, Stopped, build
 from retriever.index.vector_search import VectorSearch, check_shape
 from retriever.scope import DEFAULT_SCOPE, Scope
+
+
+class ReadWriteLock:
+    """Readers share the lock, a writer has it alone. A waiting writer goes before new readers.
+
+    It is not reentrant: a thread that holds it must not ask for it again.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers = 0
+        self._waiting_writers = 0
+        self._writing = False
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        with self._condition:
+            self._condition.wait_for(lambda: not self._writing and not self._waiting_writers)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        with self._condition:
+            self._waiting_writers += 1
+            try:
+                self._condition.wait_for(lambda: not self._writing and not self._readers)
+                self._writing = True
+            finally:
+                self._waiting_writers -= 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import InvalidVectors
 from retriever.index.index_files import Manifest
-from retriever.index.inverted_lists import Stopped
+from retriever.index.scope_index import Stopped
 from retriever.scope import DEFAULT_SCOPE, Scope
 
 

@@ -22,7 +22,7 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.corpus import Corpus
-from service.gateway.documents.deletion.catalog_lock import CatalogLock
+from service.gateway.documents.deletion.purge_queue import CatalogLock
 from service.gateway.documents.membership import Heartbeat, Membership
 from service.gateway.encryption.tenant_keys import (
     TenantKeys,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from retriever import Document
 from retriever.embedders.base import Vectors
 from retriever.errors import EmbedderError, InvalidDocument
+from retriever.ingest import EmbeddedDocument
+from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
@@ -111,9 +113,8 @@ def test_what_was_embedded_is_stored_whatever_happened_in_between(
     """Embedding looks up which documents are stored; they may change before the storing."""
     retriever = open_retriever()
     retriever.ingest([Document("same", "text"), Document("other", "text")])
-    embedded = retriever.embed(
-        [Document("same", "text"), Document("other", "new"), Document("", "bad")]
-    )
+    documents = [Document("same", "text"), Document("other", "new"), Document("", "bad")]
+    embedded = list(retriever.embedding.embed(map(EmbeddedDocument, documents), DEFAULT_SCOPE))
     assert [result.doc_id for result in retriever.catalog.page().documents] == ["other", "same"]
     retriever.delete(["same", "other"])
     results = retriever.store(embedded)

@@ -15,10 +15,9 @@ from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion.catalog_lock import CatalogLock
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.kv_expiry import PAUSE_S, KvExpiry
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
+from service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate

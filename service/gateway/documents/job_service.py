@@ -24,8 +24,8 @@ from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import TokenRate
+from service.gateway.documents.jobs.job_database import MAX_ERRORS
 from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
-from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.search.async_retriever import AsyncRetriever

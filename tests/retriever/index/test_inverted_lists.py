@@ -11,7 +11,7 @@ import pytest
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import IndexCorrupt
-from retriever.index.inverted_lists import RECALL, BuildStopped, build
+from retriever.index.scope_index import RECALL, BuildStopped, build
 from retriever.index.vector_index import VectorIndex
 from retriever.scope import DEFAULT_SCOPE
 

@@ -19,9 +19,8 @@ from retriever.index.pgvector_index import PgvectorIndex
 from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
 from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion.catalog_lock import CatalogLock
 from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
+from service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_database import record_sizes
 from service.gateway.documents.jobs.job_records import IngestDocument

@@ -27,11 +27,15 @@ from service.errors import DatabaseUnavailable
 from service.gateway.documents.jobs.document_queue import UnfinishedDocuments
 from service.gateway.documents.jobs.job_database import (
     FREE,
+    JOB,
+    MAX_ERRORS,
     OF_TENANTS,
     UNFINISHED,
     JobDatabase,
     in_state,
+    load_job,
     lock_jobs,
+    read_warnings,
     sealed_for,
     update_job_states,
     warnings_place,
@@ -42,7 +46,6 @@ from service.gateway.documents.jobs.job_records import (
     SpooledFile,
     StoredJob,
 )
-from service.gateway.documents.jobs.job_rows import JOB, MAX_ERRORS, load_job, read_warnings
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, jobs, sizes

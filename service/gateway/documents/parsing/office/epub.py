@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.markup import html
-from service.gateway.documents.parsing.office.archives import open_zip
+from service.gateway.documents.parsing.office.formats import open_zip
 from service.gateway.documents.parsing.parsed_file import (
     LEFT_OUT,
     Bounds,

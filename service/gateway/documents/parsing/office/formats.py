@@ -1,16 +1,63 @@
-"""DOCX, PPTX, XLSX, OpenDocument and EPUB: all are zip archives of XML, and read as what they are,
-whatever the file's name says.
-"""
+"""DOCX, PPTX, XLSX, OpenDocument and EPUB: all are zip archives of XML, and read as what they
+are, whatever the file's name says. Bombs are refused before they unpack."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from zipfile import ZipFile
+from io import BytesIO
+from zipfile import BadZipFile, ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.office.archives import check_no_entities, open_zip
 from service.gateway.documents.parsing.office.package import usual_package
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+
+OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+MAX_ENTRIES = 20_000
+MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
+MAX_XML_BYTES = 128 << 20  # of one entry that is XML: as a tree it takes several times as much
+_ENCRYPTED_OFFICE = "EncryptedPackage".encode("utf-16-le")
+_OUTLOOK = "__substg1.0_".encode("utf-16-le")
+_DECLARATION_BYTES = 4096
+
+
+def open_zip(content: bytes) -> ZipFile:
+    """Open an archive."""
+    if content.startswith(OLE_START):
+        if _ENCRYPTED_OFFICE in content:
+            raise InvalidRequest("it is encrypted: remove the password first")
+        if _OUTLOOK in content:
+            raise InvalidRequest("it is a mail of Outlook (.msg): save it as .eml")
+        raise InvalidRequest("it is a file of an old Office: save it as .docx, .pptx or .xlsx")
+    try:
+        archive = ZipFile(BytesIO(content))
+        entries = archive.infolist()
+    except (BadZipFile, ValueError, NotImplementedError) as error:
+        raise InvalidRequest(f"it is damaged, or no such file at all ({error})") from error
+    if any(entry.flag_bits & 1 for entry in entries):
+        raise InvalidRequest("it is encrypted: remove the password first")
+    xml = [entry for entry in entries if entry.filename.endswith((".xml", ".rels", ".opf"))]
+    if (
+        len(entries) > MAX_ENTRIES
+        or sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES
+        or any(entry.file_size > MAX_XML_BYTES for entry in xml)
+    ):
+        raise InvalidRequest(
+            f"it unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB, or to XML of more than "
+            f"{MAX_XML_BYTES >> 20} MiB: split it"
+        )
+    return archive
+
+
+def check_no_entities(archive: ZipFile) -> None:
+    """Raise InvalidRequest if XML declares entities, which Office's formats forbid."""
+    for entry in archive.infolist():
+        if entry.filename.endswith((".xml", ".rels")):
+            with archive.open(entry) as file:
+                # Without NULs UTF-16 reads like ASCII.
+                start = file.read(_DECLARATION_BYTES).replace(b"\0", b"")
+            if b"<!DOCTYPE" in start or b"<!ENTITY" in start:
+                raise InvalidRequest(f"{entry.filename} declares entities: save it anew")
+
 
 # A file that only such a format has.
 _KINDS = {

@@ -13,15 +13,16 @@ from typing import Any
 from zipfile import ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.office.archives import open_zip
 from service.gateway.documents.parsing.office.drawings import xml_of
-from service.gateway.documents.parsing.office.open_document_styles import (
+from service.gateway.documents.parsing.office.formats import open_zip
+from service.gateway.documents.parsing.office.open_document_text import (
+    SKIPPED,
     Numbers,
+    Paragraphs,
     Styles,
     name_of,
     value,
 )
-from service.gateway.documents.parsing.office.open_document_text import SKIPPED, Paragraphs
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, time
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -23,7 +24,6 @@ from openpyxl.utils.cell import coordinate_to_tuple, range_boundaries
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
 
-from service.gateway.documents.parsing.office.number_formats import formatted
 from service.gateway.documents.parsing.office.sheet_parts import parts_of
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
@@ -37,6 +37,51 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
 from service.gateway.documents.parsing.tables.rows import add_rows
+
+_TOKEN = re.compile(
+    r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|\[\$(?P<currency>[^\]-]*)[^\]]*\]|\[[^\]]*\]|_.|\*.'
+    r"|(?P<digits>[0#?](?:[0#?.,]*[0#?])?)|(?P<literal>.)",
+    re.S,
+)
+
+
+def formatted(value: int | float, code: str) -> str:
+    """Return a number in a format of Excel's, e.g. 0.175 in "0.0%" as 17.5%."""
+    if code == "General":
+        return _plain(value)
+    before, mask, after = _parts(code)
+    if not mask or "E" in after.upper() or "/" in after:
+        return _plain(value)
+    if "%" in after:
+        value = float(value) * 100
+    text = _plain(abs(value))
+    if set(mask) == {"0"} and float(value).is_integer():
+        text = text.zfill(len(mask))
+    sign = "-" if value < 0 else ""
+    return f"{before}{sign}{text}{after}".strip()
+
+
+@lru_cache(maxsize=1024)
+def _parts(code: str) -> tuple[str, str, str]:
+    """Return what stands before the digits, their mask, and what stands behind them."""
+    before, mask, after = "", "", ""
+    for token in _TOKEN.finditer(code.split(";")[0]):
+        if token["digits"]:
+            if mask:  # digits in groups, as in 000-00-0000: left as a number
+                return "", "", ""
+            mask = token["digits"]
+            continue
+        text = token["quoted"] or token["escaped"] or token["currency"] or token["literal"] or ""
+        if mask:
+            after += text
+        else:
+            before += text
+    return before, mask, after
+
+
+def _plain(value: int | float) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
 
 MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
 _MERGED = re.compile(rb"<(?:\w+:)?mergeCell\s[^>]*?\bref\s*=\s*[\"']([A-Z]+\d+:[A-Z]+\d+)[\"']")

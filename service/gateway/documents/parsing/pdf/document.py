@@ -21,8 +21,11 @@ from service.gateway.documents.parsing.parsed_file import (
     places_warning,
 )
 from service.gateway.documents.parsing.pdf.layout import Line, lines_of
-from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
-from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
+from service.gateway.documents.parsing.pdf.lines import (
+    Vocabulary,
+    paragraphs,
+    without_running_lines,
+)
 from service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
 
 if TYPE_CHECKING:
