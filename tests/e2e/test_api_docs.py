@@ -41,7 +41,7 @@ def shown() -> list[Shown]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The real demo model, as `kvstitch serve` serves it, without documents."""
     data = tmp_path_factory.mktemp("docs") / "data"
-    with Service(DEMO, data, audit=True, **IN_PROCESS) as service:
+    with Service(DEMO, data, **IN_PROCESS) as service:
         yield service
 
 
