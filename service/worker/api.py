@@ -17,7 +17,7 @@ from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
-from service.worker.forward.decode import decode_step
+from service.worker.forward.decode import decode_step, kernel_weights
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
@@ -52,7 +52,6 @@ from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.model.flops import full_prefill as full_prefill_flops
-from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
 from service.worker.model.model_facts import read_calibration

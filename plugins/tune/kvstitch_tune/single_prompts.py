@@ -8,8 +8,7 @@ from kvstore import EncodedChunk
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.kv_placement import PromptKV
 from service.worker.forward.prefill import Capture, prefill
-from service.worker.forward.sparse_kv import TokenSource, WholeChunk
-from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod

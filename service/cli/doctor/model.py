@@ -24,12 +24,12 @@ from service.shared.worker_settings import MIB
 from service.worker.model.folder_checks import (
     facts,
     family_fault,
+    quantisation_fault,
     read_config,
     rope_fault,
     weights_fault,
 )
 from service.worker.model.lora import folder as lora_folder
-from service.worker.model.quantisation import quantisation_fault
 
 
 def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from service.worker.engine.scheduler import Scheduler
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.prompt_loads import PromptLoads
-from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.prefix_cache import PrefixCache
 from service.worker.sampling.draft import Drafter
-from service.worker.sampling.logprobs import token_logprobs
+from service.worker.sampling.sampler import token_logprobs
 from service.worker.sequences.asked import prompt_ids
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt

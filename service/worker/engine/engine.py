@@ -28,17 +28,14 @@ from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.estimates import Line
-from service.worker.loading.full_prefill import FullPrefillTimer
 from service.worker.loading.loader import Loader
-from service.worker.loading.missing_chunks import MissingChunks
-from service.worker.loading.planner import Planner
+from service.worker.loading.planner import FullPrefillTimer, Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.prompt_loads import PromptLoads
+from service.worker.loading.prompt_loads import MissingChunks, PromptLoads
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.prompts import holds
+from service.worker.prefix_cache import PrefixCache, holds
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.asked import prompt_ids

@@ -21,8 +21,7 @@ from service.worker.loading.stream_reader import StreamReader
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
-from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.prompts import POOL
+from service.worker.prefix_cache import POOL, PrefixCache
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.reuse import look_up_history, new_prompt

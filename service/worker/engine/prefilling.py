@@ -10,13 +10,12 @@ from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.evict import evict
 from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
-from service.worker.loading.full_prefill import FullPrefillTimer
 from service.worker.loading.load_plan import waiting_prompt
-from service.worker.loading.planner import Planner
+from service.worker.loading.planner import FullPrefillTimer, Planner
 from service.worker.loading.segment_load import Loads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.prefix_cache import PrefixCache
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_history, find_reuse
 from service.worker.sequences.sequence import EngineSequence

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import linear_few_rows
-from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
+from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
 from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.kernel_weights import kernel_weights
+from service.worker.model.layer_weights import FOR_KERNELS, layer_weights
 
 
 class Decodable(Protocol):
@@ -146,6 +146,24 @@ def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
         return False
     q = torch.empty(1, decoder.heads, decoder.head_dim, dtype=decoder.dtype, device=decoder.device)
     return ragged_attention_gpu.supports(q, pool.k[0], decoder.heads // decoder.kv_heads)
+
+
+def kernel_weights(decoder: DecoderModel) -> DecoderWeights | None:
+    """Return all parameters for a kernel that decodes by itself; None if none can."""
+    if not decoder.has_plain_layers or decoder.config.hidden_act not in ("silu", "swish"):
+        return None
+    if decoder.head_order is not None:
+        return None
+    layers = list(map(layer_weights, decoder.blocks, decoder.projections))
+    stored = [weights for weights in layers if weights is not None]
+    head, last = decoder.head, decoder.model.model.norm
+    if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
+        return None
+    rope = decoder.ropes[0]
+    return DecoderWeights(
+        stored, last.weight, head.stored, rope.cos, rope.sin, heads=decoder.heads,
+        kv_heads=decoder.kv_heads, eps=last.variance_epsilon, scale=decoder.scale,
+    )  # fmt: skip
 
 
 _KERNELS: WeakKeyDictionary[KVPool, Kernel | None] = WeakKeyDictionary()

@@ -1,29 +1,26 @@
-"""The layer loop for prompts of which only some tokens are held.
+"""The layer loop for prompts of which only some tokens are held (docs/specification.md §1.7, Q1 to
+Q8).
 
     question_pass   the question's rows run over S and the documents' first and last blocks; this
                     gives the question's mean queries
     layers          wait for the blocks of the plan, then at each layer: place what is kept, compute
-                    the rows of the plan and the question, overwrite stored KV with fresh KV, and
-                    compute attention masked by the index in the whole prompt
+                    the rows of the plan and the question, and overwrite stored KV with fresh KV
 
-A layer's KV cache holds its kept tokens in ascending order, then the question; it is equally long
-at every layer. The loop pauses after every layer.
-
-Source:
-    docs/specification.md §1.7, steps Q1 to Q8.
+A layer's KV cache holds its kept tokens in ascending order, then the question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvstore import EncodedChunk
 from service.errors import WorkerFault
 from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.sparse_kv import KeptTokens, TokenSource
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
@@ -32,6 +29,54 @@ from service.worker.model.attention import attend_rows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps
+
+
+class TokenSource(Protocol):
+    """KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
+
+    def tokens(self, layer: int) -> Tensor:
+        """Return indices of these tokens within the document, ascending."""
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys (before RoPE) and values of these tokens, each `[t, kv_heads, head_dim]`."""
+
+
+@dataclass(frozen=True)
+class WholeChunk:
+    """All tokens of a chunk."""
+
+    chunk: EncodedChunk
+
+    def tokens(self, layer: int) -> Tensor:
+        return torch.arange(self.chunk.spec.tokens)
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.chunk.layer(layer, device=device)
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The tokens that were read of one document."""
+
+    sources: tuple[TokenSource, ...]
+
+    def rows(
+        self, layer: int, tokens: Sequence[int], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return KV of some tokens at a layer."""
+        read = torch.cat([source.tokens(layer) for source in self.sources]).to(device)
+        decoded = [source.layer(layer, device=device) for source in self.sources]
+        k, v = (torch.cat(part) for part in zip(*decoded, strict=True))
+        order = read.argsort()
+        wanted = torch.tensor(tokens, dtype=torch.long, device=device)
+        index = order[torch.searchsorted(read[order], wanted)]
+        assert read[index].equal(wanted), "a token that was not read"
+        return k[index], v[index]
+
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""
@@ -60,16 +105,12 @@ class SparseLayerLoop:
     def _layout(self) -> PromptLayout:
         return self.prompt.layout
 
-    @property
-    def _documents(self) -> Sequence[SketchedDocument]:
-        return self.prompt.documents
-
     def question_pass(self) -> Steps[Tensor]:
         """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
         fp32."""
         decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
-        kept = [*range(layout.segments[0].tokens), *fixed_tokens(self._documents)]
+        kept = [*range(layout.segments[0].tokens), *fixed_tokens(self.prompt.documents)]
         key_rows = torch.tensor([*kept, *rows.tolist()], device=decoder.device)
         ends = [KeptTokens((end,)) for end in self.ends]
         x = decoder.embed(layout.ids[rows])
@@ -99,7 +140,7 @@ class SparseLayerLoop:
         check_plan(self.prompt, plan, self.decoder.layers)
         if self.on_plan is not None:
             self.on_plan(plan)
-        middle_blocks = yield from self.fetch(blocks_to_read(self._documents, plan))
+        middle_blocks = yield from self.fetch(blocks_to_read(self.prompt.documents, plan))
         documents_kv = [
             KeptTokens((end,) if middle is None else (end, middle))
             for end, middle in zip(self.ends, middle_blocks, strict=True)
@@ -193,7 +234,7 @@ class SparseLayerLoop:
             k, v = self.system.layer(layer)
             parts_k.append(k.to(device))
             parts_v.append(v.to(device))
-        for document, document_kv in zip(self._documents, documents_kv, strict=True):
+        for document, document_kv in zip(self.prompt.documents, documents_kv, strict=True):
             end = document.start + document.grid.tokens
             local = [t - document.start for t in kept if max(system, document.start) <= t < end]
             if local:
@@ -218,7 +259,7 @@ class SparseLayerLoop:
             return kept, k, v
         extra = torch.tensor(padding, dtype=torch.long, device=kept.device)
         parts = []
-        for document, document_kv in zip(self._documents, documents_kv, strict=True):
+        for document, document_kv in zip(self.prompt.documents, documents_kv, strict=True):
             span = range(document.start, document.start + document.grid.tokens)
             local = [t - document.start for t in padding if t in span]
             if local:

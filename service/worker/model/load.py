@@ -20,9 +20,15 @@ from service.errors import ModelRefused
 from service.shared.free_memory import available
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
-from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.folder_checks import (
+    DEQUANTISED,
+    family_fault,
+    quantisation_fault,
+    read_config,
+    rope_fault,
+    weights_fault,
+)
 from service.worker.model.projection import quantise
-from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 
 _DYNAMO = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"

@@ -14,7 +14,7 @@ from service.messages.requests import Generate
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
-from service.worker.prefix_cache.prompts import MIN_HISTORY
+from service.worker.prefix_cache import MIN_HISTORY
 
 
 @dataclass(frozen=True)

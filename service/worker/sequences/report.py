@@ -7,7 +7,7 @@ from typing import Literal
 from service.messages.reports import Report, SegmentReport
 from service.messages.requests import ColdMode
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
-from service.worker.prefix_cache.prompts import POOL
+from service.worker.prefix_cache import POOL
 from service.worker.sequences.sequence import EngineSequence
 
 

@@ -15,12 +15,12 @@ from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
-from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.prompts import (
+from service.worker.prefix_cache import (
     MIN_TOKENS,
     CachedPrompt,
     History,
     NewPrompt,
+    PrefixCache,
     Reuse,
 )
 from service.worker.sequences.asked import prompt_ids

@@ -20,7 +20,7 @@ from service.worker.loading.load_plan import PromptToLoad
 from service.worker.loading.segment_load import Loads
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.prefix_cache.prompts import History, Reuse
+from service.worker.prefix_cache import History, Reuse
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.asked import Asked

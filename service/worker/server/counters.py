@@ -16,7 +16,7 @@ from service.worker.loading.chunk_stream import stored_bytes
 from service.worker.loading.planner import Planner
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.flops import full_prefill
-from service.worker.prefix_cache.prompts import POOL
+from service.worker.prefix_cache import POOL
 from service.worker.sequences.sequence import EngineSequence
 
 # These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its

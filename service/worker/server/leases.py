@@ -1,4 +1,4 @@
-"""What a worker that several gateways share notes beside the SSD tier: leases and its number.
+"""What a worker that several gateways share remembers of them: leases, their keys, and its number.
 
 A lease is how long it may keep what it holds without hearing from those who may delete it.
 
@@ -8,8 +8,7 @@ A lease is how long it may keep what it holds without hearing from those who may
 
 A domain is one gateway, or all that share a database; any of them renews the lease. A lease counts
 from the moment when the worker sent the counters that a `Ping` answers, by a clock that goes on
-while the machine is suspended: a gateway that no longer hears from the worker knows when it will
-have dropped everything.
+while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from encryption.keyring import DataKey, Keyring
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -132,3 +133,47 @@ def take_number(kv_dir: Path) -> int:
         except BlockingIOError:
             os.close(descriptor)
     raise OSError(f"{MAX_WORKERS} workers use {kv_dir} already: give this one another folder")
+
+
+class GatewayKeys:
+    """The keys that gateways have sent, as one ring. Gateways read them from their database at
+    different moments: a key is in the ring as soon as one sends it, and leaves it for good as
+    soon as a gateway that had sent it stops sending it, whatever the others still send."""
+
+    def __init__(self, ring: Keyring) -> None:
+        self._ring = ring
+        self._sent: dict[bytes, list[DataKey]] = {}  # by gateway
+        self._silent: dict[bytes, list[DataKey]] = {}
+        self._deleted: set[bytes] = set()
+
+    def take(self, gateway: bytes, keys: Sequence[DataKey], *, alone: bool) -> bool:
+        """Take over what a gateway sends: all keys that it has; return whether the ring changed."""
+        before = self._sent.get(gateway) or self._silent.pop(gateway, [])
+        self._deleted |= {key.id for key in before} - {key.id for key in keys}
+        if alone:
+            self._sent.clear()
+        self._sent[gateway] = list(keys)
+        return self._join()
+
+    def silent(self, gateway: bytes) -> bool:
+        """Count on a gateway no more, while there are others; return whether the ring changed."""
+        if len(self._sent) > 1 and gateway in self._sent:
+            self._silent[gateway] = self._sent.pop(gateway)
+        return self._join()
+
+    def heard(self, gateway: bytes) -> bool:
+        """Count on a gateway again that was silent; return whether the ring changed."""
+        if gateway not in self._silent:
+            return False
+        self._sent[gateway] = self._silent.pop(gateway)
+        return self._join()
+
+    def _join(self) -> bool:
+        if not self._sent:
+            return False
+        return self._ring.replace(_joined(self._sent.values(), self._deleted))
+
+
+def _joined(sent: Iterable[Sequence[DataKey]], deleted: set[bytes]) -> list[DataKey]:
+    by_id = {key.id: key for keys in sent for key in keys if key.id not in deleted}
+    return list(by_id.values())

@@ -37,8 +37,7 @@ from service.messages.requests import (
 from service.worker.engine.engine import Engine
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
-from service.worker.server.gateway_keys import GatewayKeys
-from service.worker.server.leases import Leases
+from service.worker.server.leases import GatewayKeys, Leases
 from service.worker.server.link import Inbox
 from service.worker.server.reply_sender import ReplySender
 from service.worker.server.reporter import Reporter

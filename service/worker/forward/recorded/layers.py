@@ -12,8 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from service.worker.forward.kv_placement import write_and_rotate
-from service.worker.forward.recorded.shapes import Shape
-from service.worker.forward.recorded.tensors import Given, Tensors
+from service.worker.forward.recorded.tensors import Given, Shape, Tensors
 from service.worker.kernels.gpu import (
     attention_scores_gpu,
     index_causal_attention,

@@ -27,8 +27,14 @@ from torch import Tensor
 
 from service.worker.forward.recorded.layers import compute, unrecorded
 from service.worker.forward.recorded.recording import CudaGraphs, Play, Recorder
-from service.worker.forward.recorded.shapes import Shape, bucket, key_bucket
-from service.worker.forward.recorded.tensors import Given, Tensors, has_room
+from service.worker.forward.recorded.tensors import (
+    Given,
+    Shape,
+    Tensors,
+    bucket,
+    has_room,
+    key_bucket,
+)
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.stored_kv import PlannedShift, Probed
 from service.worker.model.decoder import DecoderModel

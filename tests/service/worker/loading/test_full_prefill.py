@@ -7,8 +7,7 @@ import pytest
 from service.messages.requests import Method
 from service.worker.loading.cost_model import Prompt
 from service.worker.loading.estimates import TierEstimates
-from service.worker.loading.full_prefill import KNOWN, MOST_TOKENS, RENEWED
-from service.worker.loading.planner import WHOLE, Planner
+from service.worker.loading.planner import KNOWN, MOST_TOKENS, RENEWED, WHOLE, Planner
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.question_scout import Method as QuestionScout

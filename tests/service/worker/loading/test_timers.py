@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.worker.loading.timers import Timers
+from service.worker.loading.stream_reader import Timers
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from service.errors import ModelRefused
 from service.settings import Settings
 from service.shared.model_fingerprint import QUANTISED, fingerprint
 from service.worker.forward import decode, selfcheck
+from service.worker.forward.decode import kernel_weights
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.weight import GROUP
-from service.worker.model import quantisation
+from service.worker.model import folder_checks
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
-from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import load
 from service.worker.model.projection import (
     BITS,
@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
 def test_what_cannot_be_served_is_refused_before_weights_are_read(
     folder: Path, tmp_path: Path, why: str
 ) -> None:
-    assert quantisation.GROUP == GROUP
+    assert folder_checks.GROUP == GROUP
     changes, quantize, device, says = REFUSED[why]
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from encryption.keyring import DataKey, Keyring
-from service.worker.server.gateway_keys import GatewayKeys
+from service.worker.server.leases import GatewayKeys
 
 A, B = b"gateway a", b"gateway b"
 

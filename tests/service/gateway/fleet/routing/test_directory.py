@@ -9,7 +9,7 @@ import pytest
 from service.gateway.fleet.routing import directory as module
 from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
 from service.messages.replies import Holdings, WorkerLoad
-from service.worker.server.cached_chunks import CachedChunks
+from service.worker.server.reporter import CachedChunks
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 

@@ -21,8 +21,15 @@ from service.worker.api import DecoderModel, decoder_for
 from service.worker.forward.recorded import prefill_graphs
 from service.worker.forward.recorded.layers import supports
 from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded.shapes import FEW_ROWS, MAX_ROWS, Shape, bucket, layer_groups
-from service.worker.forward.recorded.tensors import SHIFTED_DOCUMENTS, Given
+from service.worker.forward.recorded.tensors import (
+    FEW_ROWS,
+    MAX_ROWS,
+    SHIFTED_DOCUMENTS,
+    Given,
+    Shape,
+    bucket,
+    layer_groups,
+)
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.stored_kv import PlannedShift

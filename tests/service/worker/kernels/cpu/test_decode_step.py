@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from service.worker.forward import decode
+from service.worker.forward.decode import kernel_weights
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
 from service.worker.kernels.cpu.weight import Weight
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
-from service.worker.model.kernel_weights import kernel_weights
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
     FAMILIES,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse_kv import TokenSource
-from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt

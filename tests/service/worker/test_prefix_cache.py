@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Method
-from service.worker.prefix_cache.in_pool import MAX_PROMPTS
-from service.worker.prefix_cache.prompts import holds
+from service.worker.prefix_cache import MAX_PROMPTS, holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 
