@@ -134,11 +134,7 @@ class Engine:
             grammars=grammars,
         )
         self._explainer = Explainer(
-            decoder,
-            self.admission,
-            loader.streams,
-            self.planner,
-            prefix_cache=self.prefix_cache,
+            decoder, self.admission, loader.streams, self.planner, prefix_cache=self.prefix_cache
         )
         self._endings = Endings(
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies

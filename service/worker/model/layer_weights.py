@@ -9,11 +9,7 @@ from torch import Tensor
 
 from service.worker.kernels.cpu.decode_step import LayerWeights
 from service.worker.kernels.gpu import residual_norm_gpu
-from service.worker.model.projection import (
-    DenseProjection,
-    LayerProjections,
-    QuantisedProjection,
-)
+from service.worker.model.projection import DenseProjection, LayerProjections, QuantisedProjection
 
 PLAIN_NORMS = frozenset(
     f"{family}RMSNorm"

@@ -38,11 +38,7 @@ _UNUSED = ("is_scipy_available", "is_torch_distributed_available", "is_torch_fle
 
 
 def load(
-    folder: str,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    quantize: str = "off",
+    folder: str, *, dtype: str = "auto", device: str = "auto", quantize: str = "off"
 ) -> DecoderModel:
     """Load the model in `folder` for inference.
 

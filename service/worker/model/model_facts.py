@@ -33,12 +33,7 @@ class ModelFacts:
 
 
 def read_calibration(
-    folder: Path,
-    *,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    first: Path | None = None,
+    folder: Path, *, layers: int, heads: int, kv_heads: int, first: Path | None = None
 ) -> ModelFacts:
     """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
     The values of the file `first` go before those of the folder's; raises ModelRefused if a file

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from service.messages import wire
 from service.messages.replies import Holdings, Ready, Stats, WorkerLoad
 from service.worker.engine.engine import Engine
-from service.worker.server.counters import (
-    LoadMeter,
-    engine_values,
-    own_values,
-    store_values,
-)
+from service.worker.server.counters import LoadMeter, engine_values, own_values, store_values
 from service.worker.server.leases import uptime
 from service.worker.server.link import Link, Outlet
 

@@ -82,10 +82,7 @@ class RecordedRuns:
             ends = stop == self.layers
             counts = [m] * (stop - first - ends) + [1] * ends
             return Replayed(
-                stop,
-                None if ends else replay.x,
-                replay.logits if ends else None,
-                counts,
+                stop, None if ends else replay.x, replay.logits if ends else None, counts
             )
 
     def _count(self, layer: int, rows: Tensor, *, projected: bool) -> None:

@@ -86,13 +86,7 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[No
 
 
 def _gated_part(
-    pairs: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    inner: Tensor,
-    *,
-    rows: int,
-    part: slice,
+    pairs: Tensor, gate: Tensor, up: Tensor, inner: Tensor, *, rows: int, part: slice
 ) -> None:
     """Columns `part` of silu(gate · x) * (up · x) into the tiles `inner`."""
     native.call(

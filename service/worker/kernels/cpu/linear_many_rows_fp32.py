@@ -74,11 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated_mlp(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
-    activation: Callable[[Tensor], Tensor],
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Generator[None, None, Tensor]:
     """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32,
     with pauses about every 10 ms."""
