@@ -1,7 +1,6 @@
 """Stores the KV caches of text chunks in tiers: memory, SSD, Redis, S3.
 
-Importing this package needs only torch and numpy. redis, obstore and xxhash are imported when first
-used.
+Importing this package needs only torch, numpy and xxhash. redis and obstore are imported when used.
 
     with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
         store.put(key, encode_chunk(spec, k, v))

@@ -24,14 +24,10 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class BufferPool:
-    """Hands out large buffers and takes them back when nothing refers to them any more.
+    """Hands out large buffers and takes them back when no tensor or view of them exists any more.
 
-    A buffer is in use as long as any tensor, array or memoryview of it exists. The pool is safe to
-    call from several threads and from the garbage collector. It needs no lock, because single
-    operations on a deque are atomic.
-
-    Args:
-        idle_bytes: bound on the memory kept for later use.
+    It keeps at most `idle_bytes` for later use. It is called from several threads and from the
+    garbage collector, without a lock, because single operations on a deque are atomic.
     """
 
     def __init__(self, idle_bytes: int = 256 << 20) -> None:
@@ -74,11 +70,8 @@ class BufferPool:
 
 
 def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
-    """Allocate an uninitialised uint8 tensor `[nbytes]` in host memory.
-
-    Pinned memory makes copies to a GPU asynchronous; without a GPU `pin` is ignored. A caller that
-    copies out of it without waiting must hold the tensor until the copy is done.
-    """
+    """Allocate uint8 `[nbytes]` in host memory; without a GPU `pin` is ignored. Whoever copies out
+    of it without waiting must hold the tensor until the copy is done."""
     kind = _kind(pin)
     if nbytes < POOLED_FROM:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind is PinnedPages)

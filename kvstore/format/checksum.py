@@ -1,45 +1,36 @@
-"""Checksums, written as text.
+"""Checksums (xxh3), written as text.
 
-    one buffer          "<algorithm>:<32 hex>", 128 bits
-    blocks of a tensor  "<algorithm>:<base64>", 64 bits per block, in order
+    one buffer          "xxh3_128:<32 hex>"
+    blocks of a tensor  "xxh3_64:<base64>", 64 bits per block, in order
 
 In place of digests a sealed chunk has the tags of its blocks, 128 bits each (sealed_chunk.py).
 
-xxh3 runs at memory speed (about 10 GB/s on one core). blake2b (below 1 GB/s) is the fallback where
-xxhash is not installed. The checksums detect accidents, not forgery: 64 bits miss one damaged block
-in 2^64, and they keep the digests of a chunk below 1 % of its bytes.
+They run at memory speed (about 10 GB/s on one core), and detect accidents, not forgery: 64 bits
+miss one damaged block in 2^64, and keep the digests of a chunk below 1 % of its bytes.
 """
 
-import hashlib
 from base64 import b64encode
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
-from kvstore.errors import ChunkCorrupt, ChunkRefused
+from xxhash import xxh3_64_digest, xxh3_128_hexdigest
 
-XXH3 = "xxh3"
-BLAKE2B = "blake2b"
-DIGEST_HEX = 32
+from kvstore.errors import ChunkCorrupt
+
+XXH3_64, GCM = "xxh3_64", "aes-256-gcm"
 BLOCK_DIGEST_BYTES = 8
-GCM = "aes-256-gcm"
-_TAG_BYTES = 16
+_BYTES = {XXH3_64: BLOCK_DIGEST_BYTES, GCM: 16}
+NO_CHECKSUM = f"xxh3_128:{'0' * 32}"
+"""As long as a checksum."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 def checksum(buffer: Buffer) -> str:
-    """Return the checksum of a buffer, by the fastest installed algorithm."""
-    name = f"{default_algorithm()}_128"
-    return f"{name}:{_hasher(name)(buffer).hex()}"
-
-
-def matches(text: str, buffer: Buffer) -> bool:
-    """Return whether `buffer` has the checksum `text`."""
-    name, _, digest = text.partition(":")
-    return _hasher(name)(buffer).hex() == digest
+    """Return the checksum of a buffer."""
+    return f"xxh3_128:{xxh3_128_hexdigest(buffer)}"
 
 
 @dataclass(frozen=True)
@@ -51,20 +42,20 @@ class BlockDigests:
 
     @classmethod
     def of(cls, blocks: Iterable[Buffer]) -> Self:
-        """Compute the digests of these blocks with the fastest installed algorithm."""
-        name = f"{default_algorithm()}_64"
-        return cls(name, b"".join(map(_hasher(name), blocks)))
+        """Compute the digests of these blocks."""
+        return cls(XXH3_64, b"".join(map(xxh3_64_digest, blocks)))
 
     @classmethod
     def parse(cls, text: str, blocks: int) -> Self:
         """Read what the property `text` wrote."""
         name, _, encoded = text.partition(":")
+        if name not in _BYTES:
+            raise ChunkCorrupt(f"unknown algorithm of digests {name[:32]!r}")
         try:
             digests = a2b_base64(encoded, strict_mode=True)
         except ValueError as error:
             raise ChunkCorrupt(f"digests are not base64: {error}") from error
-        size = _TAG_BYTES if name == GCM else BLOCK_DIGEST_BYTES
-        if len(digests) != blocks * size:
+        if len(digests) != blocks * _BYTES[name]:
             raise ChunkCorrupt(f"{len(digests)} bytes of digests for {blocks} blocks")
         return cls(name, digests)
 
@@ -76,7 +67,7 @@ class BlockDigests:
     def differing(self, blocks: Sequence[int], contents: Iterable[Buffer]) -> list[int]:
         """Return those blocks whose content does not match its digest."""
         # One C loop over all blocks: one Python call per block would cost as much as the hashing.
-        found = list(map(_hasher(self.algorithm), contents))
+        found = list(map(xxh3_64_digest, contents))
         size = BLOCK_DIGEST_BYTES
         if len(blocks) * size == len(self.digests) and b"".join(found) == self.digests:
             return []
@@ -85,29 +76,3 @@ class BlockDigests:
             for block, digest in zip(blocks, found, strict=True)
             if digest != self.digests[block * size : (block + 1) * size]
         ]
-
-
-@cache
-def default_algorithm() -> str:
-    """Return xxh3 if xxhash can be imported, else blake2b."""
-    try:
-        import xxhash  # noqa: F401
-    except ImportError:
-        return BLAKE2B
-    return XXH3
-
-
-@cache
-def _hasher(name: str) -> Callable[[Buffer], bytes]:
-    family, _, bits = name.partition("_")
-    if bits not in ("64", "128") or family not in (XXH3, BLAKE2B):
-        raise ChunkCorrupt(f"unknown checksum algorithm {name[:32]!r}")
-    if family == BLAKE2B:
-        size = int(bits) // 8
-        return lambda buffer: hashlib.blake2b(buffer, digest_size=size).digest()
-    try:
-        from xxhash import xxh3_64_digest, xxh3_128_digest
-    except ImportError as error:
-        raise ChunkRefused("checksums are xxh3: install xxhash to read this chunk") from error
-    hasher: Callable[[Buffer], bytes] = xxh3_64_digest if bits == "64" else xxh3_128_digest
-    return hasher

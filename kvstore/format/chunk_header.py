@@ -60,10 +60,8 @@ class ChunkHeader:
     Attributes:
         raw: the header's bytes as stored, length prefix and padding included.
         key: the chunk's key; `UNNAMED` before a store has given it one.
-        spec: the spec of the chunk.
-        digests: the digests of each tensor's blocks, by tensor name.
+        digests: the digests of each tensor's blocks, by tensor name; of a sealed chunk, tags.
         nbytes: bytes of the data section.
-        seal: of a sealed chunk, whose digests are tags; None: the chunk is in the clear.
     """
 
     raw: bytes
@@ -153,7 +151,7 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
 
     Raises:
         ChunkCorrupt: truncated, not a chunk, or changed since it was written.
-        ChunkRefused: an intact header with an unknown format version or codec.
+        ChunkRefused: intact, of an unknown format version or codec.
     """
     sealed = parse_sealed(buffer)
     metadata = sealed.metadata

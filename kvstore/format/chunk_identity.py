@@ -40,14 +40,7 @@ class ChunkSpec:
     Attributes:
         fingerprint: the model that the cache belongs to. Another fingerprint is refused on read.
         codec: name of a codec in `kvstore/format/codecs.py`.
-        dtype: dtype of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
-        layers: number of layers, at most 512.
-        kv_heads: number of key/value heads.
-        head_dim: channels per head.
-        tokens: number of tokens.
-
-    Raises:
-        ChunkSpecError: unknown dtype, or a size out of range.
+        dtype: of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
     """
 
     fingerprint: str
@@ -105,15 +98,12 @@ def chunk_key(
 
     Args:
         fingerprint: weights revision, config, RoPE parameters, tokenizer and template, as one text.
-        dtype: element type before encoding, e.g. `"bfloat16"`.
-        codec: name of the codec, e.g. `"raw"`.
+        dtype: as in `ChunkSpec`.
+        codec: as in `ChunkSpec`.
         prefix_mode: name of what stood before the chunk when it was prefilled.
-        prefix_ids: token ids of that prefix, each in `[0, 2**31)`.
-        chunk_ids: token ids of the chunk, each in `[0, 2**31)`.
+        prefix_ids: token ids of that prefix.
+        chunk_ids: token ids of the chunk.
         tenant_secret: any length; empty means that all tenants share one namespace.
-
-    Raises:
-        ChunkSpecError: a token id is not an integer in `[0, 2**31)`.
     """
     # blake2b takes at most 64 bytes of key; hashing first lifts that bound.
     secret = hashlib.blake2b(tenant_secret, digest_size=32).digest() if tenant_secret else b""
@@ -137,29 +127,19 @@ def is_chunk_key(text: str) -> bool:
 
 
 def require_chunk_key(text: str) -> str:
-    """Return `text` if it is a chunk key.
-
-    Tiers build file names and Redis names from keys, so no other text may get there.
-
-    Raises:
-        ChunkSpecError: it is not a chunk key.
-    """
+    """Return `text` if it is a chunk key: tiers build file names and Redis names from it."""
     if not is_chunk_key(text):
         raise ChunkSpecError(f"not a chunk key (32 lower-case hex characters): {text!r}")
     return text
 
 
 def is_extra_name(text: str) -> bool:
-    """Return whether `text` can name extra tensors. Tiers build file names from it."""
+    """Return whether `text` can name extra tensors."""
     return _EXTRA_NAME.match(text) is not None
 
 
 def require_extra_name(text: str) -> str:
-    """Return `text` if it can name extra tensors.
-
-    Raises:
-        ChunkSpecError: it cannot.
-    """
+    """Return `text` if it can name extra tensors: tiers build file names from it."""
     if not is_extra_name(text):
         raise ChunkSpecError(f"not a name of extra tensors (a-z, 0-9, _; at most 32): {text!r}")
     return text

@@ -20,7 +20,7 @@ from encryption.values import open_sealed, seal
 from encryption.values import place as place_of
 from kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
-from kvstore.format.checksum import Buffer, checksum, matches
+from kvstore.format.checksum import Buffer, checksum
 from kvstore.format.chunk_identity import require_extra_name
 from kvstore.format.safetensors_header import (
     SAFETENSORS_DTYPES,
@@ -55,11 +55,7 @@ class EncodedExtra:
 def encode_extra(
     name: str, version: int, tensors: Mapping[str, Tensor], *, key: str, owner: str = ""
 ) -> EncodedExtra:
-    """Encode tensors on any device, of any shape and memory layout, for the chunk of that key.
-
-    Raises:
-        ChunkSpecError: bad name, or a dtype that safetensors does not have.
-    """
+    """Encode tensors on any device, of any shape and memory layout, for the chunk of that key."""
     require_extra_name(name)
     for own, tensor in tensors.items():
         if tensor.dtype not in SAFETENSORS_DTYPES:
@@ -106,7 +102,7 @@ def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExt
     if sealed.metadata.get("key") != key:
         raise ChunkRefused(f"extra {name!r} belongs to another chunk")
     start = len(sealed.raw)
-    if not matches(sealed.metadata.get("checksum", ""), buffer[start:]):
+    if sealed.metadata.get("checksum") != checksum(buffer[start:]):
         raise ChunkCorrupt(f"checksum of extra {name!r} differs")
     places = [_place(own, described) for own, described in sealed.tensors.items()]
     return EncodedExtra(name, version, raw, _views(raw, start, places))

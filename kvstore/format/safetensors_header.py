@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kvstore.errors import ChunkCorrupt
-from kvstore.format.checksum import DIGEST_HEX, Buffer, checksum, default_algorithm, matches
+from kvstore.format.checksum import NO_CHECKSUM, Buffer, checksum
 
 ALIGNMENT = 64
 LENGTH_BYTES = 8
@@ -65,27 +65,21 @@ class SealedHeader:
 
 def build_sealed(metadata: Mapping[str, str], tensors: Iterable[StoredTensor]) -> bytes:
     """Build the bytes of a header, with its checksum filled in."""
-    blank = _blank(f"{default_algorithm()}_128")
-    document: dict[str, object] = {"__metadata__": {**metadata, "header_checksum": blank}}
+    document: dict[str, object] = {"__metadata__": {**metadata, "header_checksum": NO_CHECKSUM}}
     document.update((tensor.name, tensor.description()) for tensor in tensors)
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
-    return seal(struct.pack("<Q", len(text)) + text, blank)
+    return seal(struct.pack("<Q", len(text)) + text, NO_CHECKSUM)
 
 
 def seal(raw: bytes, stated: str) -> bytes:
     """Replace the checksum `stated` in the bytes of a header with the right one."""
-    blank = _blank(f"{default_algorithm()}_128")
-    blanked = raw.replace(_field(stated), _field(blank), 1)
-    return blanked.replace(_field(blank), _field(checksum(blanked)), 1)
+    blanked = raw.replace(_field(stated), _field(NO_CHECKSUM), 1)
+    return blanked.replace(_field(NO_CHECKSUM), _field(checksum(blanked)), 1)
 
 
 def header_bytes(prefix: Buffer) -> int:
-    """Read the length of a header (= `data_start`) from the first 8 bytes of a file.
-
-    Raises:
-        ChunkCorrupt: too short, or a length that this code never writes.
-    """
+    """Read the length of a header (= `data_start`) from the first 8 bytes of a file."""
     if len(prefix) < LENGTH_BYTES:
         raise ChunkCorrupt(f"{len(prefix)} bytes are too few for a header")
     (length,) = struct.unpack("<Q", bytes(prefix[:LENGTH_BYTES]))
@@ -109,15 +103,9 @@ def parse_sealed(buffer: Buffer) -> SealedHeader:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ChunkCorrupt("header has no __metadata__ of strings")
     stated = metadata.get("header_checksum", "")
-    field, blank = _field(stated), _field(_blank(stated.partition(":")[0]))
-    if raw.count(field) != 1 or not matches(stated, raw.replace(field, blank, 1)):
+    if raw.count(_field(stated)) != 1 or seal(raw, stated) != raw:
         raise ChunkCorrupt("checksum of the header differs")
     return SealedHeader(raw, metadata, document)
-
-
-def _blank(algorithm: str) -> str:
-    """Return the content of the checksum field while the checksum is computed."""
-    return f"{algorithm}:{'0' * DIGEST_HEX}"
 
 
 def _field(value: str) -> bytes:

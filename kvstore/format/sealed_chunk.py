@@ -61,16 +61,7 @@ def seal_chunk(chunk: EncodedChunk, key: DataKey) -> EncodedChunk:
 
 
 class Opening:
-    """Opens the blocks of one sealed chunk in place.
-
-    Args:
-        header: of a sealed chunk.
-        keys: where its key is looked for; None: this store has none.
-
-    Raises:
-        ChunkLocked: its key is not here.
-        ChunkCorrupt: its header does not open.
-    """
+    """Opens the blocks of one sealed chunk in place; ChunkLocked: its key is not among `keys`."""
 
     def __init__(self, header: ChunkHeader, keys: Keyring | None) -> None:
         assert header.seal is not None

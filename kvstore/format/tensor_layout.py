@@ -55,11 +55,7 @@ class BlocksLayout:
 
 @lru_cache(maxsize=256)
 def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """Return place and shape of every tensor of a chunk with this spec, in file order.
-
-    Raises:
-        ChunkSpecError: unknown codec.
-    """
+    """Return place and shape of every tensor of a chunk with this spec, in file order."""
     entries: list[TensorEntry] = []
     offset = 0
     for layer in range(spec.layers):
@@ -130,11 +126,7 @@ def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def encoded_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Split one layer's bytes (uint8) into the stored tensors of k and of v, without decoding.
-
-    Returns:
-        The tensors of `Codec.parts` for k and for v: views of `raw` where it is aligned.
-    """
+    """Split one layer's bytes (uint8) into the tensors of `Codec.parts` for k and for v."""
     k, v = (
         [
             typed_view(raw[place.start : place.end], place.dtype, place.shape)

@@ -22,25 +22,14 @@ TierKind = Literal["memory", "disk", "shared"]
 
 
 ChunkProgress = Callable[[ChunkHeader, Tensor, int], None]
-"""Called while a read is under way: `(header, data, done)`.
-
-`data` is being filled, and its first `done` bytes are final. The reading thread calls it, and
-`done` never falls. A tier may call it rarely or never. An exception raised by it ends the read.
-"""
+"""Called by the reading thread, rarely or never: `(header, data, done)`. The first `done` bytes of
+`data` are final; `done` never falls. An exception raised by it ends the read."""
 
 
 @dataclass(frozen=True)
 class TierUsage:
-    """What a tier holds now; None where the tier cannot tell cheaply or has no bound.
-
-    Attributes:
-        entries: number of chunks, without extra tensors.
-        used_bytes: bytes of chunks and extra tensors.
-        capacity_bytes: bound on `used_bytes`.
-        evictions: chunks and extra tensors evicted since the start.
-        servers: number of servers that hold the tier; 0 where there is none to count.
-        servers_down: how many of them do not answer.
-    """
+    """What a tier holds now: chunks, bytes of chunks and extra tensors, and both evicted since the
+    start. None where the tier cannot tell cheaply or has no bound."""
 
     entries: int | None
     used_bytes: int | None
@@ -51,11 +40,10 @@ class TierUsage:
 
 
 class Tier(Protocol):
-    """One place that stores chunks. Any operation may raise a `TierError` or an `OSError`.
+    """One place that stores chunks. Any operation may raise a `TierError` or an `OSError`, any
+    read `ChunkCorrupt` for a damaged header and `ChunkRefused` for an unknown format or codec.
 
-    Attributes:
-        name: label in outcomes and metrics; unique within a store.
-        kind: how the store uses it.
+    `name` is its label in outcomes and metrics, `kind` says how the store uses it.
     """
 
     name: str
@@ -70,20 +58,11 @@ class Tier(Protocol):
         ...
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        """Store a chunk. It becomes visible as a whole, or not at all.
-
-        Raises:
-            TierFull: it does not fit.
-        """
+        """Store a chunk, visible as a whole or not at all; raise TierFull if it does not fit."""
         ...
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        """Read only the header; return None if there is no such chunk.
-
-        Raises:
-            ChunkCorrupt: the header is damaged. The other reads raise this too.
-            ChunkRefused: its format or codec is unknown. The other reads raise this too.
-        """
+        """Read only the header; return None if there is no such chunk."""
         ...
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
@@ -97,33 +76,20 @@ class Tier(Protocol):
         ranges: Sequence[ByteRange],
         on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
-        """Read some ranges of the data section; no other data are moved.
+        """Read ascending ranges of the data section: host uint8, one after the other, not verified.
 
         Args:
             key: chunk key.
-            header: the chunk's header from an earlier read. If the chunk has been replaced since,
-                the tier raises `ChunkCorrupt` or returns bytes that fail verification.
+            header: from an earlier read. If the chunk has been replaced since, the tier raises
+                `ChunkCorrupt` or returns bytes that fail verification.
             ranges: ascending and disjoint.
             on_progress: called while the data arrive.
-
-        Returns:
-            The bytes of the ranges one after the other, host uint8, not verified. None when there
-            is no such chunk.
         """
         ...
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
-        """Store extra bytes (host uint8) of a chunk, in place of older ones with that name.
-
-        They are deleted with the chunk. Disk and shared tiers store them only if they hold the
-        chunk itself.
-
-        Returns:
-            Whether they were stored; False when the chunk is not there.
-
-        Raises:
-            TierFull: they do not fit.
-        """
+        """Store extra bytes (host uint8) of a chunk, in place of older ones with that name; they
+        are deleted with it. Disk and shared tiers return False if they do not hold the chunk."""
         ...
 
     def read_extra(self, key: str, name: str) -> Tensor | None:

@@ -21,13 +21,8 @@ _SHOWN = 300  # characters of an error
 
 @dataclass(frozen=True)
 class Place:
-    """Where the objects are.
-
-    Attributes:
-        url: `s3://bucket/prefix`; the prefix may be missing.
-        endpoint: the server's URL, buckets in its path; empty: AWS, or AWS_ENDPOINT_URL.
-        region: empty: AWS_REGION, or us-east-1.
-    """
+    """Where the objects are: `s3://bucket/prefix` (the prefix may be missing), the server's URL
+    (empty: AWS, or AWS_ENDPOINT_URL) and region (empty: AWS_REGION, or us-east-1)."""
 
     url: str
     endpoint: str = ""

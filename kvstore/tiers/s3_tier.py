@@ -12,9 +12,9 @@ smaller than `_GAP` are one request: the gap's bytes come sooner than another an
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TypeVar
 
 import torch
@@ -71,11 +71,7 @@ class S3Tier(Tier):
         self._threads: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
-        """Prepare the client; it connects at first use.
-
-        Raises:
-            TierError: obstore is missing, or the URL is malformed.
-        """
+        """Prepare the client; it connects at first use."""
         self._bucket.start()
         self._threads = ThreadPoolExecutor(self._streams, thread_name_prefix="kvstore-s3")
 
@@ -117,16 +113,11 @@ class S3Tier(Tier):
 
         done = max(len(first.content) - start, 0)
         view[:done] = first.content[start : start + done]
-        with self._parallel(fetch, range(start + done, first.size, _PART)) as parts:
-            if on_progress is not None and done:
-                on_progress(header, data, done)
-            for part in parts:
-                end = _result(part, give_up_at)
-                if end is None:
-                    return None
-                if on_progress is not None:
-                    on_progress(header, data, end)
-        return EncodedChunk(header, data)
+        if on_progress is not None and done:
+            on_progress(header, data, done)
+        rest = range(start + done, first.size, _PART)
+        whole = self._fetch(fetch, rest, header, data, give_up_at, on_progress)
+        return EncodedChunk(header, data) if whole else None
 
     def read_ranges(
         self,
@@ -153,14 +144,8 @@ class S3Tier(Tier):
                 view[place : place + one.nbytes] = content[one.start - begin : one.end - begin]
             return span[-1][1] + span[-1][0].nbytes
 
-        with self._parallel(fetch, list(_spans(ranges))) as parts:
-            for part in parts:
-                done = _result(part, give_up_at)
-                if done is None:
-                    return None
-                if on_progress is not None:
-                    on_progress(header, data, done)
-        return data
+        whole = self._fetch(fetch, _spans(ranges), header, data, give_up_at, on_progress)
+        return data if whole else None
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         chunk, extra = _chunk(key), _extra(key, name)
@@ -180,16 +165,11 @@ class S3Tier(Tier):
 
     def contains(self, keys: Collection[str]) -> set[str]:
         asked = list(keys)
-        paths = [_chunk(key) for key in asked]
-        with self._parallel(self._bucket.exists, paths) as answers:
-            give_up_at = time.monotonic() + self._deadline
-            there = [_result(answer, give_up_at) for answer in answers]
+        there = self._each(self._bucket.exists, map(_chunk, asked), self._deadline)
         return {key for key, is_there in zip(asked, there, strict=True) if is_there}
 
     def delete(self, keys: Collection[str]) -> int:
-        folders = [require_chunk_key(key) for key in set(keys)]
-        with self._parallel(self._delete_folder, folders) as answers:
-            return sum(answer.result() for answer in answers)
+        return sum(self._each(self._delete_folder, map(require_chunk_key, set(keys))))
 
     def keys(self) -> Iterable[str]:
         """List the whole bucket below the prefix: a request per 1,000 objects."""
@@ -217,27 +197,35 @@ class S3Tier(Tier):
             raw = whole.content
         return parse_header(raw)
 
-    @contextmanager
-    def _parallel(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[list["Future[R]"]]:
-        """Work on the items in threads; what has not begun when the block ends is cancelled."""
-        threads = self._threads
-        if threads is None:
+    def _fetch(
+        self,
+        fetch: Callable[[T], int | None],
+        items: Iterable[T],
+        header: ChunkHeader,
+        data: Tensor,
+        give_up_at: float,
+        on_progress: ChunkProgress | None,
+    ) -> bool:
+        """Fill `data` in parallel: `fetch` returns how much is there then, None if all is lost."""
+        left = max(give_up_at - time.monotonic(), 0)
+        with closing(self._each(fetch, items, left)) as filled:
+            for done in filled:
+                if done is None:
+                    return False
+                if on_progress is not None:
+                    on_progress(header, data, done)
+        return True
+
+    def _each(
+        self, work: Callable[[T], R], items: Iterable[T], timeout_s: float | None = None
+    ) -> Generator[R, None, None]:
+        """Yield what work gives, in order, done in threads; closed, it begins nothing more."""
+        if self._threads is None:
             raise TierUnavailable(f"tier {self.name} is not started")
-        futures: list[Future[R]] = []
         try:
-            futures += [threads.submit(work, item) for item in items]
-            yield futures
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-def _result(future: "Future[R]", give_up_at: float) -> R:
-    """Return the result; raise TierTimeout after the deadline."""
-    try:
-        return future.result(max(give_up_at - time.monotonic(), 0))
-    except TimeoutError as error:
-        raise TierTimeout("a read took over its deadline") from error
+            yield from self._threads.map(work, items, timeout=timeout_s)
+        except TimeoutError as error:
+            raise TierTimeout("a read took over its deadline") from error
 
 
 def _spans(ranges: Sequence[ByteRange]) -> Iterator[list[tuple[ByteRange, int]]]:

@@ -81,11 +81,7 @@ class RedisTier(Tier):
         self._names = ChunkNames(prefix)
 
     def start(self) -> None:
-        """Prepare the clients; they connect at first use.
-
-        Raises:
-            TierError: the redis package is missing or the URL is malformed.
-        """
+        """Prepare the clients; they connect at first use."""
         self._servers.start()
 
     def close(self) -> None:

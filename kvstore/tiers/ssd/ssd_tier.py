@@ -102,12 +102,7 @@ class SsdTier:
         return self._directory.scan
 
     def start(self) -> None:
-        """Lock the directory, remove what a crash left, rebuild the index.
-
-        Raises:
-            TierError: the root is something else than a directory.
-            TierUnavailable: another process owns the directory.
-        """
+        """Lock the directory, remove what a crash left, rebuild the index."""
         found = self._directory.open()
         try:
             with self._lock:
