@@ -112,14 +112,8 @@ class TieredStore:
         *,
         tier: str | None = None,
     ) -> ReadOutcome:
-        """Read from the first tier with an intact copy, and copy it into the faster tiers.
-
-        Args:
-            key: of the chunk.
-            expect: Other chunks are refused.
-            owner: Whose key seals the copies.
-            tier: Where `locate` found it: faster ones are not asked again.
-        """
+        """Read from the first tier with an intact copy, and copy it into the faster tiers; those
+        before `tier`, where `locate` found it, are not asked again."""
         require_chunk_key(key)
         outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner, tier))
         if not led:

@@ -83,7 +83,7 @@ class TierCaller:
     def ask(
         self, op: str, work: Callable[[], T | None], nbytes: int = 0, *, at_home: bool = False
     ) -> CallResult[T]:
-        """Do the work like `call`, and count it under its problem, or as ok with these bytes."""
+        """Do the work like `call`, and count it: its problem, or ok with these bytes."""
         result = self.call(op, work, at_home=at_home)
         self.count(op, result.problem or "ok", nbytes if result.problem is None else 0)
         return result

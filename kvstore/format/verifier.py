@@ -6,7 +6,6 @@ ones while these are checked.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,15 +24,6 @@ from kvstore.format.chunk_header import UNNAMED, ChunkHeader, differing, refuse_
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.sealed_chunk import Opening
 from kvstore.format.tensor_layout import blocks_layout
-
-
-class _Part(NamedTuple):
-    """The blocks of one layer, and where their bytes arrive."""
-
-    layer: int
-    blocks: tuple[int, ...]
-    start: int
-    end: int
 
 
 class Verifier:
@@ -60,7 +50,8 @@ class Verifier:
         self._selection = selection
         self._opening: Opening | None = None
         self._header: ChunkHeader | None = None
-        self._parts: list[_Part] = []
+        # Layer, blocks, and where their bytes arrive: start and end.
+        self._parts: list[tuple[int, tuple[int, ...], int, int]] = []
         self._data: Tensor | None = None
         self._checked = 0  # parts
         self._bad: dict[int, list[int]] = {}
@@ -83,7 +74,7 @@ class Verifier:
         self._parts, end = [], 0
         for layer, blocks in selection.items():
             start, end = end, end + blocks_layout(spec, blocks).nbytes
-            self._parts.append(_Part(layer, blocks, start, end))
+            self._parts.append((layer, blocks, start, end))
         self._header = header
 
     def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
@@ -97,7 +88,7 @@ class Verifier:
         if data is not self._data:  # a tier may begin anew, in other memory
             self._data, self._checked = data, 0
             self._bad.clear()
-        if self._checked == len(self._parts) or self._parts[self._checked].end > done:
+        if self._checked == len(self._parts) or self._parts[self._checked][3] > done:
             return
         view = view_bytes(data)
         check = differing if self._opening is None else self._opening.differing
@@ -126,7 +117,7 @@ class Verifier:
             ChunkCorrupt: `data` does not have the length of the selected blocks.
         """
         self(header, data, data.numel())
-        expected = self._parts[-1].end if self._parts else 0
+        expected = self._parts[-1][3] if self._parts else 0
         if expected != data.numel():
             raise ChunkCorrupt(f"the blocks have {data.numel()} bytes, not {expected}")
         layers: dict[int, LayerBlocks] = {}

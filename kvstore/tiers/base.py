@@ -78,12 +78,8 @@ class Tier(Protocol):
     ) -> Tensor | None:
         """Read ascending ranges of the data section: host uint8, one after the other, not verified.
 
-        Args:
-            key: chunk key.
-            header: from an earlier read. If the chunk has been replaced since, the tier raises
-                `ChunkCorrupt` or returns bytes that fail verification.
-            ranges: ascending and disjoint.
-            on_progress: called while the data arrive.
+        If the chunk has been replaced since its header was read, the tier raises `ChunkCorrupt` or
+        returns bytes that fail verification.
         """
         ...
 

@@ -8,7 +8,6 @@ from kvstore import (
     ChunkCorrupt,
     ChunkSpecError,
     MemoryTier,
-    RedisTier,
     SsdTier,
     StoreConfigError,
     TieredStore,
@@ -55,16 +54,6 @@ def test_a_repeated_put_writes_nothing(store, disk, shared):
     assert (disk.calls["put"], shared.calls["put"]) == (1, 1)
     stats = store.stats()
     assert (stats.new_keys, stats.already_present) == (1, 3)
-
-
-def test_new_orders_of_known_chunks_write_no_key(store):
-    for n in range(4):
-        store.put(make_key(n), make_chunk(seed=n))
-    for order in ((3, 1, 2), (0, 3), (2, 2, 1)):
-        for n in order:
-            assert store.read(make_key(n)).chunk is not None
-            store.put(make_key(n), make_chunk(seed=n))
-    assert store.stats().new_keys == 4
 
 
 def test_a_put_fills_the_tiers_that_lack_it(store, disk, shared):
@@ -272,28 +261,6 @@ def test_stats_are_counters(store, disk):
     assert memory.usage.entries == 1 and memory.healthy and memory.seconds["read"] > 0
     with pytest.raises(KeyError):
         store.stats().tier("tape")
-
-
-def test_real_tiers_together(tmp_path, redis_at):
-    """Memory loses everything at restart, the disk keeps it, another machine finds it in Redis."""
-    specs = [make_spec(codec) for codec in ("raw", "int8")]
-    chunks = {make_key(n): make_chunk(spec, seed=n) for n, spec in enumerate(specs)}
-
-    def open_store(directory: str) -> TieredStore:
-        redis = RedisTier(redis_at.url, timeout_s=5)
-        return TieredStore([MemoryTier(1 << 24), SsdTier(tmp_path / directory, 1 << 24), redis])
-
-    with open_store("a") as store:
-        assert all(store.put(key, chunk) for key, chunk in chunks.items())
-    for directory, tier in (("a", "ssd"), ("b", "redis"), ("b", "ssd")):
-        with open_store(directory) as store:
-            for key, chunk in chunks.items():
-                outcome = store.read(key, chunk.spec)
-                assert (outcome.tier, outcome.problems) == (tier, ())
-                assert same_chunk(outcome.chunk, chunk)
-    with open_store("b") as store:
-        assert store.delete(list(chunks)) == {"memory": 0, "ssd": 2, "redis": 2}
-        assert store.keys() == set()
 
 
 def test_tiers_that_are_not_written_to_get_only_what_is_read(near, far):

@@ -17,14 +17,11 @@ from kvstore import (
     TieredStore,
     TierError,
     TierTimeout,
-    TierUnavailable,
 )
-from kvstore.circuit_breaker import BreakerSettings
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk, tensors_of
 from tests.kvstore.places import KEY, PICKED, check, spec_of
-from tests.redis_server import redis_server
 
 
 @pytest.mark.parametrize("tensor", ["k.2", "v.2", "k.2.scale", "v.2.min"])
@@ -146,18 +143,6 @@ def test_a_replaced_chunk_is_not_taken_for_a_corrupt_one(place):
         assert (outcome.problems, outcome.bad) == ((), ())
 
 
-def test_another_chunk_is_refused_and_deleted(near, far):
-    near.plant(KEY, make_chunk(spec_of(fingerprint="model-b")))
-    far.plant(KEY, make_chunk(spec_of()))
-    with TieredStore([near, far]) as store:
-        outcome = store.read_blocks(KEY, PICKED, spec_of())
-        check(outcome, make_chunk(spec_of()), PICKED)
-        assert outcome.problems == (("near", "refused"),)
-        assert store.locate([KEY]) == {KEY: "far"}
-        # Also if its header is remembered from a read without expectation.
-        assert store.read_blocks(KEY, {0: [0]}, spec_of("int8")).problems == (("far", "refused"),)
-
-
 def test_asking_for_what_is_not_there(near):
     near.plant(KEY, make_chunk(spec_of()))
     with TieredStore([near]) as store:
@@ -185,37 +170,6 @@ def test_a_failing_tier_is_named_and_passed_over(near, far, operation, error, ki
         assert (outcome.tier, outcome.problems) == ("far", (("near", kind),))
         near.heal()
         assert near.contains([KEY]), "not the chunk's fault"
-
-
-def test_the_breaker_spares_a_slow_tier(near, far):
-    far.plant(KEY, make_chunk(spec_of()))
-    near.fail("read_header", TierTimeout("slow"))
-    with TieredStore([near, far], breaker=BreakerSettings(cooldown_s=600)) as store:
-        kinds = [store.read_blocks(KEY, PICKED).problems[0][1] for _ in range(4)]
-    assert kinds == ["timeout", "unavailable", "unavailable", "unavailable"]
-    assert near.calls["read_header"] == 1
-
-
-def test_a_frozen_redis_is_one_timeout(tmp_path):
-    with redis_server() as server:
-        tiers: list[Tier] = [RedisTier(server.url, timeout_s=2), SsdTier(tmp_path, 1 << 24)]
-        with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
-            store.put(KEY, make_chunk(spec_of()))
-            assert store.flush(60) and store.read_blocks(KEY, PICKED).tier == "redis"
-            server.freeze()
-            for _ in range(20):
-                check(store.read_blocks(KEY, PICKED), make_chunk(spec_of()), PICKED)
-            assert store.stats().tier("redis").count("read_blocks", "timeout") == 1
-            server.thaw()
-
-
-def test_a_chunk_whose_delete_is_pending_is_not_given(far):
-    far.plant(KEY, make_chunk(spec_of()))
-    far.fail("delete", TierUnavailable("down"))
-    with TieredStore([far]) as store:
-        store.delete([KEY])
-        assert store.read_blocks(KEY, PICKED).blocks is None and not far.calls["read_header"]
-        assert store.stats().tier("far").healthy
 
 
 def test_a_redis_that_lost_one_layer_is_a_miss(redis_at):

@@ -3,10 +3,9 @@
 import time
 
 import pytest
-import redis
 import torch
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstore import MemoryTier, TieredStore
 from kvstore.write_behind import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
@@ -52,56 +51,6 @@ def test_put_later_and_read_alone(store, disk, shared):
     assert outcome.nbytes == store.stats().tier("memory").bytes["read_extra"]
     assert not disk.calls["read"] and not disk.calls["read_ranges"]
     assert store.read_extra(KEY, "other", 1) is None
-
-
-@pytest.mark.parametrize("kind", ["memory", "ssd", "redis"])
-def test_every_tier_keeps_counts_and_deletes_them(kind, tmp_path, redis_at):
-    tier = {
-        "memory": lambda: MemoryTier(1 << 24),
-        "ssd": lambda: SsdTier(tmp_path, 1 << 24),
-        "redis": lambda: RedisTier(redis_at.url, timeout_s=5),
-    }[kind]()
-    with TieredStore([tier]) as store:
-        store.put(KEY, make_chunk())
-        assert store.put_extra(KEY, "sketch", 7, SKETCH) and store.flush(60)
-        outcome = store.read_extra(KEY, "sketch", 7)
-        assert holds(outcome, SKETCH, kind)
-        assert store.put_extra(KEY, "sketch", 8, OTHER) and store.flush(60)
-        assert holds(store.read_extra(KEY, "sketch", 8), OTHER, kind)
-        assert store.read_extra(KEY, "sketch", 7) is None
-        stats = store.stats().tier(kind)
-        assert (stats.count("read_extra", "hit"), stats.count("read_extra", "refused")) == (2, 1)
-        assert stats.count("write_extra", "ok") == 2 and stats.healthy
-        assert store.delete([KEY]) == {kind: 1}
-        assert store.read_extra(KEY, "sketch", 8) is None
-        assert store.stats().tier(kind).count("read_extra", "miss") == 1
-        if kind == "ssd":
-            assert not [path for path in tmp_path.glob("??/??/*")]
-        if kind == "redis":
-            with redis.Redis.from_url(redis_at.url) as client:
-                assert client.keys() == []
-        else:
-            assert store.stats().tier(kind).usage.used_bytes == 0
-
-
-def test_they_survive_a_restart_and_reach_other_machines(tmp_path, redis_at):
-    def open_store(directory):
-        redis_tier = RedisTier(redis_at.url, timeout_s=5)
-        return TieredStore(
-            [MemoryTier(1 << 24), SsdTier(tmp_path / directory, 1 << 24), redis_tier]
-        )
-
-    with open_store("a") as store:
-        store.put(KEY, make_chunk())
-        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
-    for directory, first in (("a", "ssd"), ("b", "redis")):
-        with open_store(directory) as store:
-            assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, first)
-            assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "memory")
-            assert store.locate([KEY]) == {KEY: first}, "the chunk itself was not moved"
-    with open_store("b") as store:
-        store.delete([KEY])
-        assert store.read_extra(KEY, "sketch", 1) is None
 
 
 def test_no_extra_without_its_chunk(store, disk, shared):

@@ -16,8 +16,8 @@ from typing import Any
 
 from kvstore.errors import TierTimeout, TierUnavailable
 from kvstore.format.chunk_identity import MAX_LAYERS, is_chunk_key, require_chunk_key
-from kvstore.tiers.redis.cluster import Servers
 from kvstore.tiers.redis.redis_server import Redirected, RedisServer, Words, error_of_redis
+from kvstore.tiers.redis.servers import Servers
 
 _REPLICAS_MS = 300  # longest wait for the replicas; below a socket's
 _MOVES = 4

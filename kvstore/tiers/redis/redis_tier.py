@@ -28,9 +28,8 @@ from kvstore.format.chunk_identity import require_extra_name
 from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
 from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
-from kvstore.tiers.redis.cluster import Cluster, Servers
 from kvstore.tiers.redis.redis_server import RedisServer, Words
-from kvstore.tiers.redis.servers import OneServer, call_each
+from kvstore.tiers.redis.servers import Cluster, OneServer, Servers, call_each
 
 T = TypeVar("T")
 
@@ -43,12 +42,11 @@ class RedisTier(Tier):
 
     Args:
         url: `redis://host:port/db`, `rediss://` or `unix://` of one server;
-            `redis+cluster://host:port,host:port` or `rediss+cluster://` of some servers of a
-            cluster.
-        timeout_s: longest wait for one socket operation, connecting included, in seconds.
-        deadline_s: longest duration of one read in seconds; after it the read is a timeout.
-        ttl_s: seconds until a chunk expires, renewed by every read of its data. None: never, so
-            only Redis' own limit (maxmemory) removes chunks.
+            `redis+cluster://host:port,host:port` or `rediss+cluster://` of some of a cluster.
+        timeout_s: longest wait for one socket operation, connecting included.
+        deadline_s: longest duration of one read.
+        ttl_s: until a chunk expires, renewed by every read of its data. None: never, so only
+            Redis' own limit (maxmemory) removes chunks.
         pin: read into pinned memory.
         prefix: first part of every Redis key.
         name: label in outcomes and metrics.

@@ -13,7 +13,7 @@ and sizes are checked, data are verified when they are read. The order is that o
 times, which every read renews.
 
 Several processes can share a directory, each with a number (`member`). Then they hold `.lock`
-together, the files themselves are the index (`shared_index`), and each writes in a temporary
+together, the files themselves are the index (`disk_index.py`), and each writes in a temporary
 directory of its own. The first to start scans the directory; the others find it scanned.
 
 Files are readable by this user alone. What is not a regular file is not ours: it is never opened,
@@ -34,10 +34,10 @@ from kvstore.format.buffers import ByteRange, allocate, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import require_chunk_key, require_extra_name
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
 from kvstore.tiers.ssd.directory_scan import ScanReport, StoredFile, chunk_path, extra_path
-from kvstore.tiers.ssd.disk_index import DiskIndex
+from kvstore.tiers.ssd.disk_index import DiskIndex, SharedDiskIndex
 from kvstore.tiers.ssd.file_io import (
     open_regular,
     read_fully,
@@ -46,7 +46,6 @@ from kvstore.tiers.ssd.file_io import (
     write_atomically,
     write_file,
 )
-from kvstore.tiers.ssd.shared_index import SharedDiskIndex
 from kvstore.tiers.ssd.tier_directory import TierDirectory
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -54,7 +53,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
-class SsdTier:
+class SsdTier(Tier):
     """A directory of chunks that survives restarts.
 
     Args:
@@ -219,10 +218,6 @@ class SsdTier:
     def keys(self) -> Iterable[str]:
         with self._lock:
             return list(self._index)
-
-    @property
-    def usage_is_asked(self) -> bool:
-        return False
 
     def usage(self) -> TierUsage:
         with self._lock:

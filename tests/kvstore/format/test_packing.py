@@ -19,8 +19,7 @@ def test_packing_is_a_bijection(bits):
     assert torch.equal(pack(unpack(every_byte, bits, 16 * 8 // bits), bits), every_byte)
 
 
-@pytest.mark.parametrize("length", range(1, 10))
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(("bits", "length"), [(2, 1), (2, 3), (2, 9), (4, 1), (4, 8)])
 def test_packing_any_length(bits, length):
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 2**bits, (3, 2, length), generator=generator, dtype=torch.uint8)

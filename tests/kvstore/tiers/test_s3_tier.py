@@ -10,10 +10,8 @@ import torch
 
 from kvstore import (
     ChunkCorrupt,
-    MemoryTier,
     S3Place,
     S3Tier,
-    SsdTier,
     TieredStore,
     TierError,
     TierTimeout,
@@ -21,7 +19,6 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.chunk_blocks import selection_ranges
-from kvstore.tiers.base import Tier
 from kvstore.tiers.s3_bucket import Waits
 from tests.kvstore.chunks import (
     chunk_file,
@@ -324,22 +321,6 @@ def test_a_server_that_is_away_delays_no_start():
     with pytest.raises(TierUnavailable):
         tier.read(KEY)
     tier.close()
-
-
-def test_a_fresh_machine_finds_everything_and_keeps_it(s3_at, tmp_path):
-    """Computed on one machine; another one, whose memory and SSD are empty, reads it."""
-    chunk = make_chunk().under(KEY)
-    with TieredStore([MemoryTier(1 << 24), S3Tier(s3_at.place())]) as first:
-        assert first.put(KEY, chunk) and first.flush(60)
-    tiers: list[Tier] = [MemoryTier(1 << 24), SsdTier(tmp_path, 1 << 24), S3Tier(s3_at.place())]
-    with TieredStore(tiers) as fresh:
-        outcome = fresh.read(KEY, chunk.spec)
-        assert outcome.tier == "s3" and same_chunk(outcome.chunk, chunk)
-        assert fresh.flush(60) and fresh.read(KEY).tier == "memory"
-        assert tiers[1].contains([KEY]) == {KEY}
-        assert fresh.delete([KEY]) == {"memory": 1, "ssd": 1, "s3": 1}
-    with TieredStore([S3Tier(s3_at.place())]) as third:
-        assert third.read(KEY).chunk is None
 
 
 def test_a_chunk_that_cannot_be_a_chunk_is_corrupt(tier, s3_at):

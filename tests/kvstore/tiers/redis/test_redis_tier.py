@@ -16,7 +16,6 @@ from kvstore import (
     TierError,
     TierFull,
     TierTimeout,
-    TierUnavailable,
 )
 from kvstore.format.chunk_blocks import selection_ranges
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
@@ -225,20 +224,6 @@ def test_redis_own_eviction_never_gives_half_a_chunk():
         assert tier.usage().evictions > 0
         assert 0 < sum(chunk is not None for chunk in got) < 80
         assert all(same_chunk(c, chunks[n % 4]) for n, c in enumerate(got) if c is not None)
-        tier.close()
-
-
-def test_stopped_and_started_again():
-    with redis_server() as server:
-        tier = started(server.url)
-        tier.put(make_key(), make_chunk())
-        server.stop()
-        with pytest.raises(TierUnavailable):
-            tier.read(make_key())
-        server.start()
-        assert tier.read(make_key()) is None
-        tier.put(make_key(), make_chunk())
-        assert same_chunk(tier.read(make_key()), make_chunk())
         tier.close()
 
 

