@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from tests.e2e.fuzz.values import NUMBERS, TEXTS, encoded, spoiled, unexpected
+from trials.fuzz.values import NUMBERS, TEXTS, encoded, spoiled, unexpected
 
 GENERATE = "/v1/rag/generate"
 # Bodies that are right and cheap; most calls spoil them.

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from tests.e2e.fuzz.calls import Call
+from trials.fuzz.calls import Call
 
 HANG_S = 90.0
 # The only answers of 5xx: nowhere to put it, too busy or starting, the client's deadline passed.

@@ -1,4 +1,4 @@
-"""A short run with a fixed seed; `python -m tests.e2e.fuzz` is the long one."""
+"""A short run with a fixed seed; `python -m trials.fuzz` is the long one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.embedding_server import IN_PROCESS
-from tests.e2e.fuzz.__main__ import DOCUMENTS, Fuzz
-from tests.e2e.fuzz.calls import Call
-from tests.e2e.fuzz.sending import Reply, fault
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
+from trials.fuzz.__main__ import DOCUMENTS, Fuzz
+from trials.fuzz.calls import Call
+from trials.fuzz.sending import Reply, fault
 
 CALLS = 600
 

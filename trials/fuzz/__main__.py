@@ -1,6 +1,6 @@
 """Serves the demo model and sends it calls that nobody would send on purpose.
 
-    python -m tests.e2e.fuzz --calls 100000 --seed 1
+    python -m trials.fuzz --calls 100000 --seed 1
 
 Every call must be answered, by nothing in the 5xx but a 503, 504 or 507 that says why, and the
 worker must live on. The same seed draws the same calls.
@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 
 from tests.e2e.embedding_server import IN_PROCESS
-from tests.e2e.fuzz.calls import Call, Caller
-from tests.e2e.fuzz.sending import fault, send
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
+from trials.fuzz.calls import Call, Caller
+from trials.fuzz.sending import fault, send
 
 TOGETHER = 6
 SHOWN = 20  # faults that are printed
@@ -77,7 +77,7 @@ class Fuzz:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m tests.e2e.fuzz", description=(__doc__ or "").partition("\n")[0]
+        "python -m trials.fuzz", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
