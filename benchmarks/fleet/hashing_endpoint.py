@@ -25,12 +25,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        found = self.embedder.embed_counted(body["input"])
+        vectors, tokens = self.embedder.embed_counted(body["input"])
         rows = [
-            {"index": index, "embedding": vector}
-            for index, vector in enumerate(found.vectors.tolist())
+            {"index": index, "embedding": vector} for index, vector in enumerate(vectors.tolist())
         ]
-        answer = json.dumps({"data": rows, "usage": {"prompt_tokens": found.tokens}}).encode()
+        answer = json.dumps({"data": rows, "usage": {"prompt_tokens": tokens}}).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(answer)))

@@ -68,7 +68,7 @@ class HashedWords:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """See Embedder."""
-        return self.embed_counted(texts).vectors
+        return self.embed_counted(texts)[0]
 
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         """See Embedder."""
@@ -77,7 +77,7 @@ class HashedWords:
             for word in text.split():
                 counts[row, crc32(word.encode()) % self.dim] += 1
         norms: Vectors = np.linalg.norm(counts, axis=1, keepdims=True)
-        return CountedVectors(counts / norms, sum(len(text.split()) for text in texts))
+        return counts / norms, sum(len(text.split()) for text in texts)
 
 
 @dataclass(frozen=True)

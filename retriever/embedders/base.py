@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Vectors = npt.NDArray[np.float32]
+CountedVectors = tuple[Vectors, int]
+"""Vectors, and how many tokens the model read for them; 0 where an endpoint does not say."""
 
 
 class Embedder(Protocol):
@@ -44,14 +46,6 @@ class Embedder(Protocol):
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         """Embed texts, and count the tokens that this took. Raises as `embed`."""
         ...
-
-
-@dataclass(frozen=True)
-class CountedVectors:
-    """Vectors, and how many tokens the model read; 0 where an endpoint does not say."""
-
-    vectors: Vectors
-    tokens: int
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class EndpointEmbedder:
                 headers=self._headers, timeout=self._timeout_s, transport=self._transport
             )
             try:
-                self._dim = self._batch(["dimension"]).vectors.shape[1]
+                self._dim = self._batch(["dimension"])[0].shape[1]
             except BaseException:
                 self._http.close()
                 self._http = None
@@ -75,21 +75,21 @@ class EndpointEmbedder:
                 self._http = None
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts).vectors
+        return self.embed_counted(texts)[0]
 
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens = 0
         for start in range(0, len(texts), _BATCH):
-            batch = self._batch(texts[start : start + _BATCH])
-            dim = batch.vectors.shape[1]
+            batch, count = self._batch(texts[start : start + _BATCH])
+            dim = batch.shape[1]
             if dim != self.dim:
                 raise EmbedderError(
                     f"{self._url} gave vectors of {dim} dimensions, {self.dim} before"
                 )
-            vectors[start : start + len(batch.vectors)] = batch.vectors
-            tokens += batch.tokens
-        return CountedVectors(vectors, tokens)
+            vectors[start : start + len(batch)] = batch
+            tokens += count
+        return vectors, tokens
 
     def _batch(self, texts: Sequence[str]) -> CountedVectors:
         """Embed one batch; the vectors have as many dimensions as the model gives."""
@@ -104,7 +104,7 @@ class EndpointEmbedder:
                 raise ValueError("a vector is zero or not finite")
         except (ValueError, LookupError, TypeError) as error:
             raise EmbedderError(f"the answer of {self._url} cannot be read: {error}") from error
-        return CountedVectors(vectors / norms, _tokens(answer))
+        return vectors / norms, _tokens(answer)
 
     def _ask(self, body: dict[str, Any]) -> Any:
         """Send one POST; repeat it after faults that may pass."""

@@ -70,15 +70,15 @@ class LocalEmbedder:
             self._loaded = None
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts).vectors
+        return self.embed_counted(texts)[0]
 
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         loaded = self._require()
         if not texts:
-            return CountedVectors(np.zeros((0, loaded.dim), dtype=np.float32), 0)
+            return np.zeros((0, loaded.dim), dtype=np.float32), 0
         try:
             rows, owners = loaded.tokenize(list(texts))
-            return CountedVectors(loaded.embed(rows, owners, len(texts)), sum(map(len, rows)))
+            return loaded.embed(rows, owners, len(texts)), sum(map(len, rows))
         except Exception as error:
             raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
 

@@ -30,9 +30,9 @@ def embedding_settings() -> dict[str, object]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with one_at_a_time:
-                embedded = embedder.embed_counted(body["input"])
-            rows = [{"index": i, "embedding": v} for i, v in enumerate(embedded.vectors.tolist())]
-            answer = {"data": rows, "usage": {"prompt_tokens": embedded.tokens}}
+                vectors, tokens = embedder.embed_counted(body["input"])
+            rows = [{"index": i, "embedding": v} for i, v in enumerate(vectors.tolist())]
+            answer = {"data": rows, "usage": {"prompt_tokens": tokens}}
             content = json.dumps(answer).encode()
             # A service that is killed does not wait for its answer.
             try:

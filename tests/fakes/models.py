@@ -30,7 +30,7 @@ class HashingEmbedder:
         pass
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts).vectors
+        return self.embed_counted(texts)[0]
 
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
@@ -40,7 +40,7 @@ class HashingEmbedder:
             for word in words[row] or [text]:
                 vectors[row, crc32(word.encode()) % self.dim] += 1.0
         norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return CountedVectors(vectors / norms, sum(map(len, words)))
+        return vectors / norms, sum(map(len, words))
 
 
 class OverlapReranker:

@@ -159,11 +159,13 @@ class EmbeddingService:
         for start in range(0, len(texts), BATCH_TEXTS):
             batch = texts[start : start + BATCH_TEXTS]
             try:
-                done = await loop.run_in_executor(self._thread, self._embedder.embed_counted, batch)
+                vectors, read = await loop.run_in_executor(
+                    self._thread, self._embedder.embed_counted, batch
+                )
             except RetrieverError as error:
                 raise service_error(error) from error
-            parts.append(done.vectors)
-            tokens += done.tokens
+            parts.append(vectors)
+            tokens += read
         return np.concatenate(parts), tokens
 
 
