@@ -61,26 +61,12 @@ def states(embedder: LocalEmbedder, text: str) -> np.ndarray[tuple[int, int], np
     return np.asarray(hidden.numpy())
 
 
-def test_installed_model_is_found(minilm: LocalEmbedder) -> None:
-    assert (minilm.name, minilm.dim) == ("all-MiniLM-L6-v2", 384)
-    assert len(minilm.revision) == 64
-
-
-def test_vectors_have_length_one(minilm: LocalEmbedder) -> None:
+def test_vectors_of_the_installed_model_have_length_one(minilm: LocalEmbedder) -> None:
+    assert (minilm.name, minilm.dim, len(minilm.revision)) == ("all-MiniLM-L6-v2", 384, 64)
+    assert minilm.embed([]).shape == (0, 384)
     vectors = minilm.embed(["one", "", "a much longer text " * 20])
     assert vectors.shape == (3, 384) and vectors.dtype == np.float32
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
-
-
-def test_no_texts(minilm: LocalEmbedder) -> None:
-    assert minilm.embed([]).shape == (0, 384)
-
-
-def test_meaning_is_closer_than_words(minilm: LocalEmbedder) -> None:
-    query, near, far = minilm.embed(
-        ["How do I feed my cat?", "Kittens eat twice a day.", "How do I paint my car?"]
-    )
-    assert query @ near > query @ far
 
 
 def test_the_tokenizer_keeps_no_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +106,6 @@ def test_few_shapes_are_computed(minilm: LocalEmbedder) -> None:
     for rows, tokens in shapes:
         assert rows & (rows - 1) == 0 and rows * tokens <= 2048
         assert tokens % 32 == 0 or (rows == 1 and tokens <= 128)
-
-
-def test_text_within_the_window_is_the_models_own_embedding(minilm: LocalEmbedder) -> None:
-    text = "The quick brown fox jumps over the lazy dog."
-    pooled = states(minilm, text).mean(axis=0)
-    assert np.abs(minilm.embed([text])[0] - pooled / np.linalg.norm(pooled)).max() < 1e-5
 
 
 def test_bfloat16_is_close_to_float32(minilm: LocalEmbedder) -> None:
@@ -278,21 +258,23 @@ def test_length_is_read_from_the_folder(folder: Path) -> None:
     embedder.close()
 
 
-def test_unknown_pooling_is_refused(folder: Path) -> None:
-    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
-    with pytest.raises(EmbedderUnsupported, match="weightedmean"):
+@pytest.mark.parametrize(
+    ("file", "content", "what"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Dense"),
+        ("config.json", None, "not a model folder"),
+    ],
+)
+def test_what_is_not_run_here_is_refused(
+    folder: Path, file: str, content: object, what: str
+) -> None:
+    if content is None:
+        (folder / file).unlink()
+    else:
+        write_json(folder / file, content)
+    with pytest.raises(EmbedderUnsupported, match=what):
         LocalEmbedder(folder, dtype="float32").start()
-
-
-def test_step_that_is_not_run_here_is_refused(folder: Path) -> None:
-    write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Dense"}])
-    with pytest.raises(EmbedderUnsupported, match="Dense"):
-        LocalEmbedder(folder, dtype="float32").start()
-
-
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EmbedderUnsupported, match="not a model folder"):
-        LocalEmbedder(tmp_path / "nothing").start()
 
 
 @pytest.mark.parametrize("change", ["weights", "pooling", "length", "tokenizer"])

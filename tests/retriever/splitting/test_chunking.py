@@ -15,31 +15,10 @@ from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
 PIECES = [
-    "word",
-    " the",
-    "Sentence ends here. ",
-    "\n\n",
-    "\r\n",
-    "\r\n\r\n",
-    "\n# Heading\n",
-    "\n## Two\n",
-    "漢字仮名交じり文。",
-    "中文字符",
-    "👨‍👩‍👧‍👦",
-    "🇩🇪🇫🇷",
-    "e\u0301\u0323",
-    "👍🏽",
-    "x" * 40,
-    "\t",
-    "    ",
-    "\x00",
-    "\u00a0",
-    "؟ العربية ",
-    "क्षि",
-    "...!?",
-    "\u2028",
-    "[SEP]",
-]
+    "word", " the", "Sentence ends here. ", "\n\n", "\r\n", "\r\n\r\n", "\n# Heading\n",
+    "\n## Two\n", "漢字仮名交じり文。", "中文字符", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷", "e\u0301\u0323", "👍🏽",
+    "x" * 40, "\t", "    ", "\x00", "\u00a0", "؟ العربية ", "क्षि", "...!?", "\u2028", "[SEP]",
+]  # fmt: skip
 
 
 def titled(title: str, text: str) -> str:
@@ -58,7 +37,7 @@ def assert_covers(text: str, spans: list[ChunkSpan]) -> None:
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_text_is_covered_within_the_limit(
     counters: dict[str, TokenCounter], counter: str, seed: int
 ) -> None:
@@ -79,7 +58,7 @@ def test_any_text_is_covered_within_the_limit(
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_small_limits_hold_too(counters: dict[str, TokenCounter], counter: str, seed: int) -> None:
     rng = random.Random(1000 + seed)
     text = "a" + "".join(rng.choices(PIECES, k=60))

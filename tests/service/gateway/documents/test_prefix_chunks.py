@@ -90,9 +90,6 @@ def test_a_prompt_asks_for_what_was_stored(rig: Rig) -> None:
         assert not first.behind
         assert all(len(other.behind) in (1, 2) for other in others), "a primer's own have one"
         assert all(stored_key(chunk) in fake(rig).stored for chunk in (first, *others))
-
-
-def test_inline_documents_stand_behind_nothing(rig: Rig) -> None:
     inline = [{"text": "a fox"}, {"text": "a whale"}]
     assert rig.ask(inline_documents=inline).status_code == 200
     [*_, message] = fake(rig).seen(Generate)
