@@ -246,9 +246,14 @@ class CacheSegment:
 
 
 @record
-class CacheDocument(CacheSegment):
+class OfDocument:
     doc_id: str
     chunk_id: int
+
+
+@record
+class CacheDocument(OfDocument, CacheSegment):
+    pass
 
 
 @record
@@ -344,9 +349,8 @@ class SegmentForecastOut(Fields):
 
 
 @record
-class DocumentForecast(SegmentForecastOut):
-    doc_id: str
-    chunk_id: int
+class DocumentForecast(OfDocument, SegmentForecastOut):
+    pass
 
 
 @record

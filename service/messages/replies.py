@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from kvstitch.records.answers import MethodInfo
 from service.errors import KvstitchError, WorkerFault
 from service.messages.reports import Forecast, GateStateName, Report
 from service.messages.requests import Message, Method
@@ -39,14 +40,11 @@ class LoraInfo:
     modules: list[str]
 
 
-@dataclass(frozen=True)
-class MethodInfo:
-    """A fusion or eviction method that a worker has."""
+@dataclass(frozen=True, kw_only=True)
+class OfferedMethod(MethodInfo):
+    """A fusion or eviction method that a worker has; `unavailable` says why this model cannot use
+    it, empty: it can."""
 
-    name: str
-    doc: str
-    parameters: dict[str, dict[str, Any]]  # service.shared.parameters.Schema
-    unavailable: str = ""  # why this model cannot use it; empty: it can
     sparse: bool = False  # holds only part of the documents' KV itself
 
 
@@ -54,8 +52,8 @@ class Ready(Message, frozen=True):
     """The worker serves."""
 
     model: ModelInfo
-    fusion: list[MethodInfo]
-    eviction: list[MethodInfo]
+    fusion: list[OfferedMethod]
+    eviction: list[OfferedMethod]
     pool_tokens: int  # KV pool capacity in tokens
     adapters: list[LoraInfo] = msgspec.field(default_factory=list)
     protocol: int = 1  # what it speaks; versions before this field spoke 1

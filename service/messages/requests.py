@@ -83,7 +83,12 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages, also of a worker's; the class's name is its tag on the wire."""
 
 
-class Hello(Message, frozen=True):
+class Leased(Message, frozen=True):
+    domain: str = ""
+    lease_s: float = 0.0
+
+
+class Hello(Leased, frozen=True):
     """First message of a gateway; answered by `Ready` as soon as the model is loaded.
 
     A shared worker keeps what it stores for as long as it hears from everyone who may delete
@@ -92,20 +97,15 @@ class Hello(Message, frozen=True):
     what only it holds. 0: this gateway is the only one, and knows when the worker has ended.
     """
 
-    domain: str = ""
-    lease_s: float = 0.0
 
-
-class Ping(Message, frozen=True):
+class Ping(Leased, frozen=True):
     """A gateway that said `Hello` with a lease still runs. No reply.
 
     `clock` is that of the worker's latest `Stats`, and the lease counts from it, so that a message
     that comes late renews nothing.
     """
 
-    domain: str
-    lease_s: float
-    clock: float
+    clock: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,26 +193,24 @@ class Prefetch(Message, frozen=True):
     lora: str = ""
 
 
-class Precompute(Message, frozen=True):
-    """Prefill these chunks in the background and store them. Replies: `Precomputed` per chunk."""
-
+class OfChunks(Message, frozen=True):
     id: str
     system: list[int]
     documents: list[ChunkTokens]
     prefix_mode: str = "none"
     tenant: str = ""
+
+
+class Precompute(OfChunks, frozen=True):
+    """Prefill these chunks in the background and store them. Replies: `Precomputed` per chunk."""
+
     lora: str = ""  # the LoRA adapter that they are computed with; empty: the base model
 
 
-class Purge(Message, frozen=True):
+class Purge(OfChunks, frozen=True):
     """Delete these chunks' KV from every tier, of all LoRA adapters, too, and prompts with their
     text. Reply: `Purged`."""
 
-    id: str
-    system: list[int]
-    documents: list[ChunkTokens]
-    prefix_mode: str = "none"
-    tenant: str = ""
     prompts: list[list[int]] = []  # further texts, whose prompts alone are deleted
 
 

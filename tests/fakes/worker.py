@@ -33,8 +33,8 @@ from service.messages.replies import (
     Failed,
     GateState,
     GateStates,
-    MethodInfo,
     ModelInfo,
+    OfferedMethod,
     Precomputed,
     Purged,
     Ready,
@@ -68,12 +68,12 @@ BUDGET = {"type": "integer", "default": 1024, "doc": "entries kept per head", "g
 READY = Ready(
     model=ModelInfo("fake", "0" * 16, "llama", 4, 2, 32, "float32", 2048, 1024, "raw", "cpu"),
     fusion=[
-        MethodInfo("a3", "Attention-aware.", {"ratio": RATIO}),
-        MethodInfo("pie", "Positions only.", {}),
-        MethodInfo("question_scout", "Question-aware.", {"ratio": RATIO}),
-        MethodInfo("vanilla", "Full prefill.", {}),
+        OfferedMethod(name="a3", doc="Attention-aware.", parameters={"ratio": RATIO}),
+        OfferedMethod(name="pie", doc="Positions only.", parameters={}),
+        OfferedMethod(name="question_scout", doc="Question-aware.", parameters={"ratio": RATIO}),
+        OfferedMethod(name="vanilla", doc="Full prefill.", parameters={}),
     ],
-    eviction=[MethodInfo("snapkv", "Window attention.", {"budget": BUDGET})],
+    eviction=[OfferedMethod(name="snapkv", doc="Window attention.", parameters={"budget": BUDGET})],
     pool_tokens=8192,
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 from service.errors import BoundToAdapter, InvalidRequest, NotCalibrated, UnknownMethod
 from service.gateway.auth.access import Principal
 from service.gateway.schemas.generate import Choices, MethodChoice
-from service.messages.replies import MethodInfo, Ready
+from service.messages.replies import OfferedMethod, Ready
 from service.messages.requests import Method
 from service.prompt import PromptFormat
 from service.settings import Settings
@@ -116,7 +116,7 @@ class DefaultMethods:
             "auto": self._calibration is not None and bool(self._calibration.measured),
         }
 
-    def _fusion(self, offered: Sequence[MethodInfo]) -> dict[str, Any]:
+    def _fusion(self, offered: Sequence[OfferedMethod]) -> dict[str, Any]:
         """Return the tuned method, or the built-in one where this release lacks what was tuned."""
         if self._calibration is None:
             return dict(BUILT_IN_FUSION)
@@ -133,7 +133,7 @@ class DefaultMethods:
             )
         return dict(BUILT_IN_FUSION)
 
-    def _origin(self, name: str, offered: Sequence[MethodInfo]) -> str:
+    def _origin(self, name: str, offered: Sequence[OfferedMethod]) -> str:
         if name == "fusion" and self._calibration is not None:
             tuned = self._calibration.defaults["fusion"]
             return CALIBRATED if _exists(tuned, offered) else BUILT_IN
@@ -144,7 +144,7 @@ class DefaultMethods:
         return "prompt format" if name == "prefix_mode" else BUILT_IN
 
 
-def _exists(fusion: Mapping[str, Any], offered: Sequence[MethodInfo]) -> bool:
+def _exists(fusion: Mapping[str, Any], offered: Sequence[OfferedMethod]) -> bool:
     """Return whether the worker has this method with these parameters."""
     named = set(fusion) - {"method"}
     return any(info.name == fusion["method"] and named <= set(info.parameters) for info in offered)
@@ -166,7 +166,7 @@ def _quality(parameters: dict[str, Any]) -> float:
     return float(value)
 
 
-def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:
+def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[OfferedMethod]) -> Method:
     """Return the chosen method with all its parameters, defaults filled in."""
     info = next((info for info in offered if info.name == choice.method), None)
     if info is None:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.gateway.tool_calls.json_call import CallReader
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
+from service.prompt import ToolCall
 
 
 @dataclass(frozen=True)
@@ -48,27 +49,21 @@ Piece = Text | CallStarted | CallArguments
 
 
 @dataclass
-class ParsedCall:
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass
 class ParsedAnswer:
     """A whole answer: its text without calls, and its calls."""
 
     text: str = ""
-    calls: list[ParsedCall] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         match piece:
             case Text(text):
                 self.text += text
             case CallStarted(_, id, name):
-                self.calls.append(ParsedCall(id, name, ""))
+                self.calls.append(ToolCall(id, name, ""))
             case CallArguments(index, text):
-                self.calls[index].arguments += text
+                call = self.calls[index]
+                self.calls[index] = replace(call, arguments=call.arguments + text)
 
 
 _BETWEEN = " \t\r\n,;[]"  # what may stand before, between and after calls

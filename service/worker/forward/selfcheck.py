@@ -59,11 +59,10 @@ FLOOR = 1e-5
 class _Captured:
     """Keys before RoPE and values of some rows, per layer."""
 
-    k: list[Tensor]
-    v: list[Tensor]
+    layers: list[tuple[Tensor, Tensor]]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.k[layer], self.v[layer]
+        return self.layers[layer]
 
 
 @torch.inference_mode()
@@ -111,18 +110,14 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
     device = decoder.device
     full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
-    captured = _Captured([], [])
+    captured: list[tuple[Tensor, Tensor]] = []
 
     def capture(view: LayerView) -> None:
-        captured.k.append(view.fresh_k.clone())
-        captured.v.append(view.fresh_v.clone())
+        captured.append((view.fresh_k.clone(), view.fresh_v.clone()))
 
     scratch = ScratchKV(decoder, full.tokens)
     ours = run(prefill(decoder, full, [None, None], Vanilla(), scratch, capture=capture)).logits
-    parts = [
-        _Captured([k[a:b] for k in captured.k], [v[a:b] for v in captured.v])
-        for a, b in ((0, s), (s, s + d))
-    ]
+    parts = [_Captured([(k[a:b], v[a:b]) for k, v in captured]) for a, b in ((0, s), (s, s + d))]
     cached = PromptLayout.of(
         system, [document], question,
         uncached=[False, False], prefixes=[Prefix(system)], device=device,

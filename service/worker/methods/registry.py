@@ -15,7 +15,7 @@ from typing import Any
 import service.worker.methods.eviction as eviction_package
 import service.worker.methods.fusion as fusion_package
 from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
-from service.messages.replies import MethodInfo
+from service.messages.replies import OfferedMethod
 from service.plugins import hooks, load_object
 from service.shared.parameters import check, for_model, schema_of
 from service.worker.methods.bases.eviction import EvictionMethod
@@ -68,14 +68,14 @@ def reads_whole_chunks(fusion: str) -> bool:
     return cls is not None and cls.reads is Reads.CHUNKS
 
 
-def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
+def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[OfferedMethod]:
     """Return descriptions of methods, for `GET /v1/methods` and for the gateway's parameter
     checks: name, first paragraph of the docstring, and schema of the parameters that the served
     model allows."""
     return [_described(name, cls, model) for name, cls in sorted(methods.items())]
 
 
-def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
+def _described(name: str, cls: type[Any], model: ModelFacts) -> OfferedMethod:
     unavailable = ""
     try:
         cls().check(model)
@@ -85,7 +85,9 @@ def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
     doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     schema = for_model(schema_of(cls), model.layers)
     holds_part = getattr(cls, "reads", None) is Reads.PARTS
-    return MethodInfo(name, doc, schema, unavailable, holds_part)
+    return OfferedMethod(
+        name=name, doc=doc, parameters=schema, unavailable=unavailable, sparse=holds_part
+    )
 
 
 @cache  # every request asks, and listing folders takes longer than checking its parameters

@@ -190,7 +190,7 @@ class Addressing:
     ) -> Address:
         decoder = self.decoder
         # By the adapter's weights: renaming it changes no key, and training it further changes all.
-        own = f"+{decoder.loras[self.lora].fingerprint}" if self.lora else ""
+        own = f"+{decoder.loras[self.lora].info.fingerprint}" if self.lora else ""
         spec = ChunkSpec(
             fingerprint=self.fingerprint + own,
             codec=codec or self.codec,

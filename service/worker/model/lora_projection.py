@@ -11,17 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.messages.replies import LoraInfo
 from service.worker.kernels.cpu import cpu_linear, linear_few_rows
 from service.worker.model.projection import LayerProjections, Projection
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """What an adapter adds to one linear module of a projection."""
-
-    a: Tensor
-    b: Tensor
-    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,7 @@ class LoraUpdate:
     b: Tensor
 
     @classmethod
-    def of(cls, parts: Sequence[LowRank], width: int) -> LoraUpdate:
+    def of(cls, parts: Sequence[ModuleUpdate], width: int) -> LoraUpdate:
         """Join what is added to the modules that the adapter changes."""
         a = torch.cat([part.a for part in parts])
         b, rank = a.new_zeros(width, len(a)), 0
@@ -54,25 +46,20 @@ class LoraUpdate:
 
 
 @dataclass(frozen=True)
-class LoraLayer:
-    """What an adapter adds to the projections of a layer, which have the same names; None for
-    nothing."""
+class ModuleUpdate(LoraUpdate):
+    """What an adapter adds to one linear module, whose outputs begin at `first` of those of its
+    projection."""
 
-    qkv: LoraUpdate | None = None
-    output: LoraUpdate | None = None
-    gate_up: LoraUpdate | None = None
-    down: LoraUpdate | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA adapter in the form that a decoder computes with."""
+    """A LoRA adapter in the form that a decoder computes with: what it adds to the projections of
+    every layer, by their names in `LayerProjections`."""
 
-    name: str
-    fingerprint: str
-    layers: Sequence[LoraLayer]
-    rank: int
-    modules: tuple[str, ...]
+    info: LoraInfo
+    layers: Sequence[Mapping[str, LoraUpdate]]
 
 
 @dataclass(frozen=True)
@@ -97,9 +84,9 @@ def with_updates(
     out: list[LayerProjections] = []
     for number, layer in enumerate(projections):
         changed: dict[str, Projection] = {}
-        for field in fields(LoraLayer):
+        for field in fields(LayerProjections):
             base = getattr(layer, field.name)
-            updates = [(rows, getattr(lora.layers[number], field.name)) for rows, lora in loras]
+            updates = [(rows, lora.layers[number].get(field.name)) for rows, lora in loras]
             wanted = [(rows, update) for rows, update in updates if update is not None]
             if base is not None and wanted:
                 changed[field.name] = LoraProjection(base, wanted)

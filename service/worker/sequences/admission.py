@@ -122,7 +122,7 @@ class Admission:
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
-            lora_fingerprint=request.lora and self.decoder.loras[request.lora].fingerprint,
+            lora_fingerprint=request.lora and self.decoder.loras[request.lora].info.fingerprint,
             arrived=arrived,
         )
         sequence = EngineSequence(asked, self._sampler(request, end_ids), sampling.max_tokens)

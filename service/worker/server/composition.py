@@ -13,7 +13,7 @@ from encryption.keyring import Keyring
 from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service import plugins
-from service.messages.replies import LoraInfo, ModelInfo, Ready
+from service.messages.replies import ModelInfo, Ready
 from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import Tracing
@@ -154,10 +154,7 @@ def _ready(
         fusion=describe(fusion_methods(), facts),
         eviction=describe(eviction_methods(), facts),
         pool_tokens=pool_tokens,
-        adapters=[
-            LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
-            for each in decoder.loras.values()
-        ],
+        adapters=[each.info for each in decoder.loras.values()],
         protocol=PROTOCOL,
     )
 

@@ -99,10 +99,13 @@ class NamedFunction(BaseModel):
     name: str
 
 
-class NamedTool(BaseModel):
+class OfFunction(BaseModel):
+    type: Literal["function"] = "function"
+
+
+class NamedTool(OfFunction):
     model_config = LENIENT
 
-    type: Literal["function"] = "function"
     function: NamedFunction
 
 
@@ -131,9 +134,8 @@ class ChatRequest(SampledRequest):
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
 
 
-class ToolCallOut(BaseModel):
+class ToolCallOut(OfFunction):
     id: str
-    type: Literal["function"] = "function"
     function: dict[str, str]
 
 

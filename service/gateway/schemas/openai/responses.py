@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.openai.common import LENIENT, CommonRequest, Details
+from service.gateway.schemas.openai.chat import ContentPart
+from service.gateway.schemas.openai.common import (
+    LENIENT,
+    CommonRequest,
+    Details,
+    JsonSchemaFormat,
+)
 from service.gateway.tool_calls.tools import NAME_PATTERN
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class InputPart(BaseModel):
+class InputPart(ContentPart):
     """A piece of an item's text."""
-
-    model_config = LENIENT
-
-    type: str
-    text: Unicode | None = None
-    refusal: Unicode | None = None
 
 
 Parts = Annotated[list[InputPart], Field(fail_fast=True)]
@@ -61,14 +61,8 @@ class FunctionChoice(BaseModel):
     name: str
 
 
-class TextFormat(BaseModel):
-    model_config = LENIENT
-
+class TextFormat(JsonSchemaFormat):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
-    strict: bool | None = None
 
 
 class TextOptions(BaseModel):

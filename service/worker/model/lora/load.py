@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from service.errors import ModelRefused
+from service.messages.replies import LoraInfo
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora.folder import (
     WEIGHTS,
@@ -23,7 +24,7 @@ from service.worker.model.lora.folder import (
     read_config,
     tensor_names,
 )
-from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.model.lora_projection import Lora, LoraUpdate, ModuleUpdate
 
 log = logging.getLogger("kvstitch.lora")
 
@@ -60,13 +61,13 @@ def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
     """Give the decoder the adapter in `folder`, in its dtype and on its device; raises as
     `lora_matrices`."""
     matrices = lora_matrices(decoder.model, name, folder)
-    decoder.loras[name] = Lora(
+    info = LoraInfo(
         name=name,
         fingerprint=_fingerprint(matrices),
-        layers=_layers(decoder, matrices),
         rank=max(len(each.a) for each in matrices.values()),
-        modules=tuple(sorted({module.rpartition(".")[2] for module in matrices})),
+        modules=sorted({module.rpartition(".")[2] for module in matrices}),
     )
+    decoder.loras[name] = Lora(info, _layers(decoder, matrices))
 
 
 def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices]:
@@ -119,21 +120,22 @@ def _check_modules(model: Any, folder: Path, matrices: Mapping[str, LoraMatrices
             )
 
 
-def _layers(decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]) -> list[LoraLayer]:
-    parts: list[dict[str, list[LowRank]]] = [{} for _ in range(decoder.layers)]
+def _layers(
+    decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]
+) -> list[dict[str, LoraUpdate]]:
+    parts: list[dict[str, list[ModuleUpdate]]] = [{} for _ in range(decoder.layers)]
     widths: dict[str, int] = {}
     places = [_places(block) for block in decoder.blocks]
     for module, own in matrices.items():
         place = places[own.layer][".".join(module.split(".")[-2:])]
         a, b = own.a, own.b.float() * own.scale
-        low_rank = LowRank(
+        update = ModuleUpdate(
             a.to(decoder.device, decoder.dtype), b.to(decoder.device, decoder.dtype), place.first
         )
-        parts[own.layer].setdefault(place.projection, []).append(low_rank)
+        parts[own.layer].setdefault(place.projection, []).append(update)
         widths[place.projection] = place.width
     return [
-        LoraLayer(**{name: LoraUpdate.of(own, widths[name]) for name, own in each.items()})
-        for each in parts
+        {name: LoraUpdate.of(own, widths[name]) for name, own in each.items()} for each in parts
     ]
 
 

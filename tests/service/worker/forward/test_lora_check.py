@@ -12,7 +12,7 @@ import torch
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate
+from service.worker.model.lora_projection import Lora, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
 
@@ -74,8 +74,5 @@ def test_an_update_of_another_module_is_refused(tmp_path: Path) -> None:
 
 
 def changed(lora: Lora, change: Change) -> Lora:
-    layers = [
-        LoraLayer(**{name: own and change(own) for name, own in vars(layer).items()})
-        for layer in lora.layers
-    ]
+    layers = [{name: change(own) for name, own in layer.items()} for layer in lora.layers]
     return replace(lora, layers=layers)

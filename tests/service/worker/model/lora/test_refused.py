@@ -131,4 +131,4 @@ def test_the_fingerprint_is_of_weights_and_scale(base: Tiny, folder: Path, tmp_p
 
 def fingerprint(base: Tiny, name: str, folder: Path) -> str:
     load_lora(base.decoder, name, folder)
-    return base.decoder.loras[name].fingerprint
+    return base.decoder.loras[name].info.fingerprint
