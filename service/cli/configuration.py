@@ -15,7 +15,7 @@ from service.settings import all_settings, unknown_variables
 from service.settings.config_file import find_file, is_open, read_file
 from service.settings.loading import sources
 from service.settings.reloading import is_reloadable
-from service.settings.secrets import ADDRESSES, hidden, masked
+from service.settings.secrets import hidden, is_address, masked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def _wrong(args: argparse.Namespace) -> Iterator[str]:
     secrets = sorted(
         name
         for name in hidden(all_settings()) & in_file.keys()
-        if name not in ADDRESSES or "@" in str(in_file[name])
+        if not is_address(name, all_settings()) or "@" in str(in_file[name])
     )
     if file is not None and secrets and is_open(file):
         yield f"{file} holds {', '.join(secrets)}, and every user can read it: chmod o-r {file}"
@@ -98,4 +98,4 @@ def _file(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
 def _shown(name: str, value: Any) -> bool | int | float | str | None:
     if isinstance(value, bool | int | float | None):
         return value
-    return masked(name, str(value), hidden(all_settings()))
+    return masked(name, str(value), all_settings())

@@ -26,8 +26,6 @@ from service.gateway.http.routes import (
     openai,
     operations,
     pages,
-    resource_metadata,
-    sign_in,
 )
 from service.settings.fields import parts
 
@@ -79,7 +77,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     problems.install(app)
     for module in (
         *(answers, openai, jobs, documents, operations, mcp),
-        *(pages, sign_in, resource_metadata),
+        pages,
     ):
         app.include_router(module.router)
     for router in chain.from_iterable(part.routers for part in gateway.parts):

@@ -39,15 +39,13 @@ from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.grammars.processes import GrammarProcesses
-from service.plugins import GatewayPart, hooks
+from service.plugins import GatewayPart, IdentityProvider, hooks
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
 from service.settings.reloading import Reload
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:
-    from service.gateway.auth.sign_in import SignIn
-    from service.gateway.auth.tokens import TokenVerifier
     from service.gateway.encryption.tenant_keys import TenantKeys
 
 logger = logging.getLogger(__name__)
@@ -104,13 +102,12 @@ class Gateway:
         settings = self.settings
         self._counters = self._rate_counters()
         self._quotas = Quotas(_per_tenant(settings), self._counters)
-        self._tokens = self._token_verifier()
-        self.sign_in = self._console_sign_in()
+        self.tokens: IdentityProvider | None = hooks().identity_provider(settings=settings)
         self.access = Access(
             self._databases.keys,
             self._quotas,
             allow_anonymous=settings.allow_anonymous,
-            tokens=self._tokens,
+            tokens=self.tokens,
         )
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running * settings.workers,
@@ -263,8 +260,8 @@ class Gateway:
         await self.corpus.close()
         await self._workers.close()
         await self._counters.close()
-        if self._tokens is not None:
-            await self._tokens.close()
+        if self.tokens is not None:
+            await self.tokens.close()
         self.embeddings.close()
         await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
@@ -328,18 +325,6 @@ class Gateway:
             self.metrics,
         )
 
-    def _token_verifier(self) -> TokenVerifier | None:
-        provider: TokenVerifier | None = hooks().identity_provider(settings=self.settings)
-        if provider is not None or not self.settings.oidc_issuer:
-            return provider
-        try:
-            from service.gateway.auth.tokens import TokenVerifier
-        except ImportError as error:
-            raise InvalidSetting(
-                "oidc_issuer is set, and PyJWT is not installed: pip install 'kvstitch[oidc]'"
-            ) from error
-        return TokenVerifier(self.settings)
-
     async def _watch_keys(self, keys: TenantKeys) -> None:
         """Follow what the command line and other gateways do to the keys of tenants."""
         while True:
@@ -349,13 +334,6 @@ class Gateway:
                 self._workers.push_keys()
             except Exception:
                 logger.exception("the keys of tenants cannot be read again")
-
-    def _console_sign_in(self) -> SignIn | None:
-        if self._tokens is None or not self.settings.oidc_client_id:
-            return None
-        from service.gateway.auth.sign_in import SignIn
-
-        return SignIn(self.settings, self._tokens)
 
     async def _load(self) -> None:
         try:

@@ -112,6 +112,9 @@ class IdentityProvider(Protocol):
     async def verify(self, token: str) -> Any:
         """Return the `Identity` of whoever sends it; raises InvalidToken, IdentityUnavailable."""
 
+    def metadata_url(self, request: Any) -> str | None:
+        """Return where a client that lacks a token finds the issuer (RFC 9728); None: nowhere."""
+
     async def close(self) -> None: ...
 
 

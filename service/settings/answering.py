@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from service.messages.requests import ColdMode, HistoryMode
 from service.prompt import PREFIX_MODES
 from service.settings.fields import HttpUrl, default_model_cache, named_folders, parts
+from service.settings.secrets import ADDRESS
 
 _LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -122,13 +123,23 @@ class RetrievalSettings(BaseModel):
     embedder_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of a local embedder; auto: bfloat16 where the CPU multiplies it"
     )
-    embedder_url: HttpUrl = Field("", description="base of an OpenAI-like API, http://host:port/v1")
-    embedder_key: str = Field("", description="bearer token for embedder_url")
+    embedder_url: HttpUrl = Field(
+        "",
+        description="base of an OpenAI-like API, http://host:port/v1",
+        repr=False,
+        json_schema_extra=ADDRESS,
+    )
+    embedder_key: str = Field("", description="bearer token for embedder_url", repr=False)
     embedder_revision: str = Field("", description="change it with the model behind embedder_url")
-    reranker_url: HttpUrl = Field("", description="a rerank endpoint, http://host:port/rerank")
+    reranker_url: HttpUrl = Field(
+        "",
+        description="a rerank endpoint, http://host:port/rerank",
+        repr=False,
+        json_schema_extra=ADDRESS,
+    )
     reranker_style: Literal["tei", "cohere"] = Field("tei", description="cohere: Jina, vLLM too")
     reranker_model: str = Field("", description="its name at reranker_url, where one is asked for")
-    reranker_key: str = Field("", description="bearer token for reranker_url")
+    reranker_key: str = Field("", description="bearer token for reranker_url", repr=False)
     rerank_deadline_s: float = Field(0.3, gt=0, description="then the order of the search stays")
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
         "hybrid", description="how passages are searched where a request does not say"

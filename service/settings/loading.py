@@ -15,7 +15,7 @@ from service.errors import InvalidSetting
 from service.plugins import VARIABLE as PLUGINS_VARIABLE
 from service.plugins import hooks
 from service.settings.config_file import VARIABLE, find_file, nearest, read_file
-from service.settings.secrets import ADDRESSES, IS_SET, hidden
+from service.settings.secrets import IS_SET, hidden, is_address
 from service.settings.settings import FILE, PREFIX, Settings
 
 
@@ -132,7 +132,7 @@ def _explain(fault: Any, came_from: Mapping[str, str]) -> str:
     if (
         fault["input"]
         and name in hidden(all_settings())
-        and (name not in ADDRESSES or "@" in given)
+        and (not is_address(name, all_settings()) or "@" in given)
     ):
         given = IS_SET
     return f"{name} ({place}) = {given}: {message}"

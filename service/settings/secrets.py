@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
+from pydantic.config import JsonDict
 
-# Addresses may have a password or a token in them.
-ADDRESSES: Final = frozenset(
-    {
-        "counters_url", "database", "embedder_url", "oidc_jwks", "otlp_endpoint", "redis_url",
-        "reranker_url", "s3_endpoint",
-    }
-)  # fmt: skip
-HIDDEN: Final = ADDRESSES | {
-    "embedder_key", "encryption_key", "fleet_secret", "oidc_client_secret",
-    "reranker_key", "tenant_secret",
-}  # fmt: skip
 IS_SET: Final = "…"
+ADDRESS: Final[JsonDict] = {"address": True}
+"""`json_schema_extra` of a secret setting that is an address, which may hold a password."""
 
 
 def hidden(settings: type[BaseModel]) -> frozenset[str]:
-    """Return the names of settings that hold secrets, plugins' among them."""
-    return HIDDEN | {name for name, field in settings.model_fields.items() if not field.repr}
+    """Return the names of settings that hold secrets."""
+    return frozenset(name for name, field in settings.model_fields.items() if not field.repr)
 
 
-def masked(name: str, value: str, secret: Collection[str] = HIDDEN) -> str:
+def is_address(name: str, settings: type[BaseModel]) -> bool:
+    extra = settings.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and extra.get("address") is True
+
+
+def masked(name: str, value: str, settings: type[BaseModel]) -> str:
     """Return the value of a setting as people may see it: of an address scheme and host."""
-    if name not in secret or not value:
+    if name not in hidden(settings) or not value:
         return value
-    if name not in ADDRESSES:
+    if not is_address(name, settings):
         return IS_SET
     try:
         parts = urlsplit(value)

@@ -43,7 +43,9 @@ class AccessSettings(BaseModel):
         description="other sites whose pages may use the API, reading included, "
         "https://host:port, by commas; *: any; empty: none",
     )
-    tenant_secret: str = Field("", pattern=r"^([0-9a-fA-F]{2})*$", description="hex; keys chunks")
+    tenant_secret: str = Field(
+        "", pattern=r"^([0-9a-fA-F]{2})*$", description="hex; keys chunks", repr=False
+    )
     tenant_max_documents: int | None = Field(None, ge=0)
     tenant_max_bytes: int | None = Field(None, ge=0, description="text stored, UTF-8")
     tenant_requests_per_minute: int | None = Field(None, ge=1)

@@ -19,7 +19,6 @@ from service.plugins import tiers
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.encryption import EncryptionSettings
 from service.settings.fields import named_folders, parts
-from service.settings.identity import IdentitySettings
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
 from service.settings.storage import PlaceSettings, TierSettings
 from service.shared import fleet_secret
@@ -34,7 +33,6 @@ class Settings(
     ModelSettings,
     PlaceSettings,
     AccessSettings,
-    IdentitySettings,
     EncryptionSettings,
     ProcessSettings,
     TierSettings,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from service import plugins
 from service.settings.fields import REDIS_SCHEMES, HttpUrl, default_data_dir
+from service.settings.secrets import ADDRESS
 
 
 class PlaceSettings(BaseModel):
@@ -18,6 +19,8 @@ class PlaceSettings(BaseModel):
         "",
         description="PostgreSQL for documents, jobs and keys, which several gateways share, "
         "postgresql://user:password@host/name; empty: files in data_dir",
+        repr=False,
+        json_schema_extra=ADDRESS,
     )
     vectors: Literal["faiss", "pgvector"] = Field(
         "faiss",
@@ -30,12 +33,17 @@ class PlaceSettings(BaseModel):
         30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
     )
     otlp_endpoint: HttpUrl = Field(
-        "", description="OpenTelemetry collector, http://host:4318; empty: nothing is traced"
+        "",
+        description="OpenTelemetry collector, http://host:4318; empty: nothing is traced",
+        repr=False,
+        json_schema_extra=ADDRESS,
     )
     counters_url: str = Field(
         "",
         description="Redis that counts requests and tokens per minute for all gateways together, "
         "redis://host:port/db or redis+cluster://host:port,host:port; empty: each counts its own",
+        repr=False,
+        json_schema_extra=ADDRESS,
     )
 
     @field_validator("database")
@@ -75,10 +83,14 @@ class TierSettings(BaseModel):
         "",
         description="shared tier, redis://host:port/db, or redis+cluster://host:port,host:port of "
         "a Redis Cluster; empty: none",
+        repr=False,
+        json_schema_extra=ADDRESS,
     )
     redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
     s3_url: str = Field("", description="cold tier, s3://bucket/prefix; empty: none")
-    s3_endpoint: str = Field("", description="URL of the S3 server; empty: AWS")
+    s3_endpoint: str = Field(
+        "", description="URL of the S3 server; empty: AWS", repr=False, json_schema_extra=ADDRESS
+    )
     s3_region: str = Field("", description="empty: AWS_REGION, or us-east-1")
     write_tiers: str = Field(
         "",

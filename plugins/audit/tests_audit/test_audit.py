@@ -30,9 +30,9 @@ from service.gateway.service_database import shared_database
 from service.messages.requests import Generate
 from service.settings import all_settings, load
 from service.settings.secrets import IS_SET, hidden
-from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, asking, running, until
+from tests_oidc.issuer import AUDIENCE, issuing
 
 Create = Callable[..., str]
 QUESTION = "What is the capital of Norway?"
@@ -117,7 +117,7 @@ def test_every_route_that_is_not_only_read_leaves_entries(rig: Rig) -> None:
         for method in route.methods or ()
     }
     found = {route for route in found if not route.startswith("GET ")}
-    assert found == ACTIONS.keys() == CALLS.keys() | {"POST /ui/sign-in"}  # auth/test_sign_in.py
+    assert found == ACTIONS.keys() == CALLS.keys() | {"POST /ui/sign-in"}  # plugins/oidc
 
 
 BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)

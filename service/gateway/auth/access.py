@@ -17,10 +17,10 @@ from typing import Final, Protocol
 
 from retriever.readers import EVERYTHING, View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.claims import Identity
 from service.gateway.auth.key_text import KEY_PREFIX
 from service.gateway.auth.keys import StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
+from service.plugins import IdentityProvider
 from service.settings.fields import SCOPES, is_loopback
 
 _KEY_NEEDED: Final = (
@@ -67,6 +67,17 @@ class Principal:
         return f"the API key {self.key_id}"
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Who sends a token, and what it may do; attributes as `Principal`'s."""
+
+    subject: str
+    tenant: str
+    scopes: frozenset[str]
+    view: View
+    limits: Limits
+
+
 SUBJECT: Final = "sub:"
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
@@ -77,12 +88,6 @@ class Keys(Protocol):
     def find(self, key: str) -> StoredKey | None: ...
 
     def any(self) -> bool: ...
-
-
-class Tokens(Protocol):
-    """Verifies tokens of an issuer; see `TokenVerifier`."""
-
-    async def verify(self, token: str) -> Identity: ...
 
 
 class Access:
@@ -96,7 +101,12 @@ class Access:
     """
 
     def __init__(
-        self, keys: Keys, quotas: Quotas, *, allow_anonymous: bool, tokens: Tokens | None = None
+        self,
+        keys: Keys,
+        quotas: Quotas,
+        *,
+        allow_anonymous: bool,
+        tokens: IdentityProvider | None = None,
     ) -> None:
         self._keys = keys
         self._tokens = tokens
@@ -126,7 +136,8 @@ class Access:
         """
         sent_key = _key_in(headers)
         if self._tokens is not None and sent_key is not None and _is_token(sent_key):
-            return self.of_token(await self._tokens.verify(sent_key))
+            identity: Identity = await self._tokens.verify(sent_key)
+            return self.of_token(identity)
         is_open = self.open
         if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):
             if is_open:

@@ -21,7 +21,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.errors import InvalidToken, KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
-from service.gateway.http.resource_metadata import metadata_url
 from service.gateway.json_content import from_validation
 
 _OPENAI_ERROR_TYPES = {
@@ -116,7 +115,8 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
 
 def _challenge(request: Request, error: KvstitchError) -> str:
     """Return what RFC 6750 and RFC 9728 have clients told; without a token, nothing of one."""
-    url = metadata_url(request)
+    tokens = request.app.state.gateway.tokens
+    url = None if tokens is None else tokens.metadata_url(request)
     told = _REALM if url is None else f'{_REALM}, resource_metadata="{_quotable(url)}"'
     if not isinstance(error, InvalidToken):
         return told

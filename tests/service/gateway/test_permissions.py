@@ -21,11 +21,11 @@ from fastapi.routing import APIRoute
 import service.gateway.http.routes
 from retriever.readers import View
 from service.messages.requests import Generate, Precompute, Purge
-from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
+from tests_oidc.issuer import AUDIENCE, Issuer, issuing
 
 GROUPS = ("hr", "legal", "sales", "board", "größe")
 TOPICS = ("fox forest hunts", "whale sea sings", "bread oven flour")
@@ -377,8 +377,6 @@ NOTHING_OF_DOCUMENTS = {
     "POST /v1/rerank", "POST /v1/embeddings", "GET /v1/models", "GET /v1/models/{model_id:path}",
     "GET /v1/methods", "GET /admin/gate", "DELETE /mcp", "POST /admin/gate/reset", "GET /health",
     "GET /health/live", "GET /health/ready", "GET /", "GET /docs",
-    "GET /ui/sign-in", "GET /ui/sign-in/provider", "POST /ui/sign-in",
-    "GET /.well-known/oauth-protected-resource", "GET /.well-known/oauth-protected-resource/mcp",
 }  # fmt: skip
 
 

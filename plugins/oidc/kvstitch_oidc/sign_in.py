@@ -21,12 +21,12 @@ from urllib.parse import quote
 
 import httpx
 
+from kvstitch_oidc.issuer import endpoint, request_json
+from kvstitch_oidc.settings import IdentitySettings
+from kvstitch_oidc.tokens import TokenVerifier
 from service.errors import IdentityUnavailable, InvalidToken, SignInRefused
-from service.gateway.auth.claims import Identity
-from service.gateway.auth.issuer import endpoint, request_json
-from service.gateway.auth.tokens import TokenVerifier
+from service.gateway.auth.access import Identity
 from service.settings.fields import parts
-from service.settings.identity import IdentitySettings
 
 MAX_EXCHANGES = 8  # at a time; anybody may ask for one
 MAX_NAME_CHARS = 100

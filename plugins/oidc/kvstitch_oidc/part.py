@@ -1,8 +1,11 @@
-"""What the console asks to sign people in; needs no key, as its files.
+"""What is added to a gateway: sign-in to the console, and where clients find the issuer.
 
-GET /ui/sign-in             whose people sign in, or nobody's
-GET /ui/sign-in/provider    where the browser goes, and what it says there
-POST /ui/sign-in            the code that it comes back with, for a token
+GET /ui/sign-in                               whose people sign in, or nobody's
+GET /ui/sign-in/provider                      where the browser goes, and what it says there
+POST /ui/sign-in                              the code that it comes back with, for a token
+GET /.well-known/oauth-protected-resource     whose tokens are taken
+
+They need no key, as the console's files.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import Field
 
+from kvstitch_oidc.resource_metadata import MCP_PATH, PATH, metadata
 from service.errors import NotFound, SignInRefused
 from service.gateway.composition import Gateway
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.schemas.fields import StrictModel
+from service.plugins import GatewayPart
 
 if TYPE_CHECKING:
-    from service.gateway.auth.sign_in import SignIn
+    from kvstitch_oidc.sign_in import SignIn
 
 router = APIRouter(include_in_schema=False)
 NEVER_KEPT = {"Cache-Control": "no-store"}
@@ -36,7 +41,8 @@ class Code(StrictModel):
 
 @router.get("/ui/sign-in")
 async def offered(gateway: GatewayDep) -> dict[str, str | None]:
-    return {"issuer": gateway.sign_in.issuer if gateway.sign_in is not None else None}
+    sign_in = _part(gateway).sign_in
+    return {"issuer": None if sign_in is None else sign_in.issuer}
 
 
 @router.get("/ui/sign-in/provider")
@@ -76,7 +82,36 @@ async def redeem(
     }
 
 
+@router.get(PATH)
+@router.get(f"{PATH}{MCP_PATH}")
+async def protected_resource(request: Request, gateway: GatewayDep) -> dict[str, Any]:
+    settings: Any = gateway.settings
+    if not settings.oidc_issuer:
+        raise NotFound("no tokens are taken here: KVSTITCH_OIDC_ISSUER is not set")
+    return metadata(request, settings, request.url.path.removeprefix(PATH))
+
+
+class OidcPart(GatewayPart):
+    """The routes, and the console's client at the issuer where there is one."""
+
+    routers = (router,)
+
+    def __init__(self, gateway: Gateway) -> None:
+        settings: Any = gateway.settings
+        self.sign_in: SignIn | None = None
+        if settings.oidc_issuer and settings.oidc_client_id:
+            from kvstitch_oidc.sign_in import SignIn  # needs PyJWT
+            from kvstitch_oidc.tokens import TokenVerifier
+
+            assert isinstance(gateway.tokens, TokenVerifier)
+            self.sign_in = SignIn(settings, gateway.tokens)
+
+
+def _part(gateway: Gateway) -> OidcPart:
+    return next(part for part in gateway.parts if isinstance(part, OidcPart))
+
+
 def _sign_in(gateway: Gateway) -> SignIn:
-    if gateway.sign_in is None:
+    if (sign_in := _part(gateway).sign_in) is None:
         raise NotFound("nobody signs in here: KVSTITCH_OIDC_CLIENT_ID is not set")
-    return gateway.sign_in
+    return sign_in

@@ -20,8 +20,8 @@ import httpx
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
+from kvstitch_oidc.issuer import KeySource
 from service.errors import IdentityUnavailable, InvalidToken
-from service.gateway.auth.issuer import KeySource
 
 SHOWN_CHARS = 64
 logger = logging.getLogger(__name__)

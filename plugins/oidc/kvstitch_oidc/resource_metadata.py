@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from service.gateway.auth.claims import EVERY_TOKEN
-from service.settings import Settings
+from kvstitch_oidc.claims import EVERY_TOKEN
 from service.settings.fields import SCOPES, parts
 
 PATH: Final = "/.well-known/oauth-protected-resource"
@@ -20,7 +19,7 @@ OF_MCP: Final = ("generate", "admin")  # what its tools need
 OAUTH_CLAIM: Final = "scope"  # holds what a client has asked for; roles and the like do not
 
 
-def metadata(request: Request, settings: Settings, resource: str) -> dict[str, Any]:
+def metadata(request: Request, settings: Any, resource: str) -> dict[str, Any]:
     """Return the metadata of a resource, which is the path of a route; "": the whole service."""
     found: dict[str, Any] = {
         "resource": f"{_base(request, settings)}{resource}",
@@ -37,17 +36,15 @@ def metadata_url(request: Request) -> str | None:
     """Return where the metadata of what was asked for is; None: clients are not led there."""
     if request.url.path != MCP_PATH:
         return None
-    settings: Settings = request.app.state.gateway.settings
-    if not settings.oidc_issuer:
-        return None
+    settings = request.app.state.gateway.settings
     return f"{_base(request, settings)}{PATH}{MCP_PATH}"
 
 
-def _base(request: Request, settings: Settings) -> str:
-    return (settings.public_url or str(request.base_url)).rstrip("/")
+def _base(request: Request, settings: Any) -> str:
+    return str(settings.public_url or request.base_url).rstrip("/")
 
 
-def _asked_for(settings: Settings, needed: tuple[str, ...]) -> list[str]:
+def _asked_for(settings: Any, needed: tuple[str, ...]) -> list[str]:
     """Return what a client asks the issuer for to be given these scopes."""
     if settings.oidc_scopes_claim != OAUTH_CLAIM:
         return []

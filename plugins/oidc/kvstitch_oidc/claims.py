@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from kvstitch_oidc.settings import IdentitySettings
 from retriever.readers import EVERYTHING, View, is_group
 from service.errors import InvalidToken
+from service.gateway.auth.access import Identity
 from service.gateway.auth.quotas import Limits
 from service.gateway.schemas.fields import composed
 from service.settings.fields import SCOPES, parts
-from service.settings.identity import IdentitySettings
 
 MAX_SUBJECT_CHARS = 255  # OpenID Connect's own limit
 MAX_TENANT_CHARS = 64
 EVERY_TOKEN = "*"
 _LEAST = {"documents": 0, "bytes": 0, "requests_per_minute": 1, "tokens_per_minute": 1}
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who sends a token, and what it may do; attributes as `Principal`'s."""
-
-    subject: str
-    tenant: str
-    scopes: frozenset[str]
-    view: View
-    limits: Limits
 
 
 class ClaimReader:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from service.settings.fields import SCOPES, is_loopback, parts
+from service.settings.secrets import ADDRESS
 
 # What proves who signed: never `none`, and never HMAC, whose key would have to be ours as well.
 ALGORITHMS = (
@@ -36,6 +37,8 @@ class IdentitySettings(BaseModel):
         validate_default=True,
         description="URL or file of the issuer's public keys; empty: as "
         "oidc_issuer/.well-known/openid-configuration says",
+        repr=False,
+        json_schema_extra=ADDRESS,
     )
     oidc_algorithms: str = Field(
         "RS256,PS256,ES256,EdDSA", description="signatures that are taken, by commas"

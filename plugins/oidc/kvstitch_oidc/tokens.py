@@ -12,13 +12,16 @@ from typing import Any
 
 import jwt
 from jwt import exceptions
+from starlette.requests import Request
 
+from kvstitch_oidc.claims import ClaimReader
+from kvstitch_oidc.issuer import Issuer
+from kvstitch_oidc.resource_metadata import metadata_url
+from kvstitch_oidc.settings import IdentitySettings
+from kvstitch_oidc.signing_keys import SigningKeys
 from service.errors import InvalidToken
-from service.gateway.auth.claims import ClaimReader, Identity
-from service.gateway.auth.issuer import Issuer
-from service.gateway.auth.signing_keys import SigningKeys
+from service.gateway.auth.access import Identity
 from service.settings.fields import parts
-from service.settings.identity import IdentitySettings
 
 MAX_TOKEN_CHARS = 16_384
 NEEDED = ("iss", "aud", "exp", "sub")
@@ -47,6 +50,10 @@ class TokenVerifier:
 
     async def close(self) -> None:
         await self._keys.close()
+
+    def metadata_url(self, request: Request) -> str | None:
+        """Return where clients of MCP find the issuer; others are not led there."""
+        return metadata_url(request)
 
     async def verify(self, token: str) -> Identity:
         """Return who sends a token.
