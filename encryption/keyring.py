@@ -6,17 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from encryption.errors import KeyMissing
 
 KEY_ID_BYTES = 16
 FRESH_S = 0.5
 """So long what seals is taken to be as it was."""
-
-Purpose = Literal["data", "words"]
-"""data: seals values. words: blinds the words of full-text search, and never changes, because
-words that were blinded otherwise would not be found."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +22,11 @@ class DataKey:
         id: 16 random bytes; what was sealed names it.
         owner: the tenant; empty: the unnamed one.
         secret: 32 bytes.
-        purpose: what it is for.
     """
 
     id: bytes
     owner: str
     secret: bytes = field(repr=False)
-    purpose: Purpose = "data"
 
 
 class Keyring:
@@ -85,22 +78,21 @@ class Keyring:
             self._version += 1
         return True
 
-    def current(self, owner: str, purpose: Purpose = "data") -> DataKey:
+    def current(self, owner: str) -> DataKey:
         """Return the key that seals what an owner stores now.
 
         Raises:
             KeyMissing: the owner has none, and none can be made here.
         """
-        if purpose == "data":
-            self._look_again()
-        if (found := self._latest(owner, purpose)) is not None:
+        self._look_again()
+        if (found := self._latest(owner)) is not None:
             return found
         if self._make is not None:
             made = self._make(owner)
             with self._lock:
                 self._by_id.update((key.id, key) for key in made)
                 self._version += 1
-        if (found := self._latest(owner, purpose)) is None:
+        if (found := self._latest(owner)) is None:
             raise KeyMissing(f"the tenant {owner!r} has no key here")
         return found
 
@@ -132,6 +124,6 @@ class Keyring:
             self._read_at = now
             self.replace(self._reload())
 
-    def _latest(self, owner: str, purpose: Purpose) -> DataKey | None:
-        own = [k for k in self.all() if (k.owner, k.purpose) == (owner, purpose)]
+    def _latest(self, owner: str) -> DataKey | None:
+        own = [key for key in self.all() if key.owner == owner]
         return own[-1] if own else None

@@ -1,22 +1,17 @@
-"""Sealed values: bytes and texts of a database, each bound to its place.
+"""Sealed values: bytes that are bound to their place.
 
     magic 4 | key id 16 | salt 24 | AES-256-GCM of the value, tag 16      44 + n + 16 bytes
 
-The place (table, column, row) is authenticated and not stored, so a value that is moved elsewhere
-does not open. A text is the same in base64 behind a prefix. What is not sealed is returned as it
-is: it was stored before there was encryption.
+The place is authenticated and not stored, so a value that is moved elsewhere does not open.
 """
 
 from __future__ import annotations
-
-from base64 import b64decode, b64encode
 
 from encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
 from encryption.errors import SealBroken
 from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
 
 MAGIC = b"KVE1"
-TEXT_PREFIX = "\x02kve1:"
 HEAD_BYTES = len(MAGIC) + KEY_ID_BYTES + SALT_BYTES
 SEALED_BYTES = HEAD_BYTES + TAG_BYTES
 """What sealing adds."""
@@ -53,31 +48,3 @@ def open_sealed(keys: Keyring, sealed: bytes, where: bytes) -> bytes:
     key = keys.find(head[len(MAGIC) : len(MAGIC) + KEY_ID_BYTES])
     cipher = message_cipher(key.secret, head[-SALT_BYTES:], b"value")
     return decrypt(cipher, 0, sealed[HEAD_BYTES:], head + where)
-
-
-def seal_text(key: DataKey, text: str, where: bytes) -> str:
-    """Seal a text for a place; the empty text stays empty."""
-    if not text:
-        return text
-    return TEXT_PREFIX + b64encode(seal(key, text.encode(), where)).decode()
-
-
-def is_sealed_text(text: str) -> bool:
-    """Return whether a text looks as `seal_text` makes it."""
-    return text.startswith(TEXT_PREFIX)
-
-
-def open_text(keys: Keyring, text: str, where: bytes) -> str:
-    """Return the text that was sealed; one that is not sealed is returned as it is.
-
-    Raises:
-        KeyMissing: its key is not here.
-        SealBroken: it was changed, or sealed for another place.
-    """
-    if not is_sealed_text(text):
-        return text
-    try:
-        sealed = b64decode(text[len(TEXT_PREFIX) :], validate=True)
-    except ValueError as error:
-        raise SealBroken("a sealed text is not base64") from error
-    return open_sealed(keys, sealed, where).decode()

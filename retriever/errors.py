@@ -17,7 +17,6 @@ RetrieverError
 ├── EmbedderMismatch
 └── CatalogError
     ├── CatalogNotStarted
-    ├── TextLocked
     ├── CatalogUnreachable
     └── CatalogUnsupported
 """
@@ -97,7 +96,3 @@ class CatalogUnreachable(CatalogError):
 
 class CatalogUnsupported(CatalogError):
     """The schema is of another version than this code reads."""
-
-
-class TextLocked(CatalogError):
-    """A text is sealed under a key that was deleted, or is not what was sealed."""

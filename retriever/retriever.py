@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from encryption.keyring import Keyring
 from retriever.analysis.analyser import analyse_query, question_of
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
@@ -83,12 +82,11 @@ class Retriever:
         exact_up_to: int = EXACT_UP_TO,
         database: Database | None = None,
         index: VectorSearch | None = None,
-        keys: Keyring | None = None,
     ) -> Retriever:
         """A retriever with its files in a folder; the catalog may be in a `database` instead."""
-        catalog = Catalog(database or folder / "catalog.db", keys)
+        catalog = Catalog(database or folder / "catalog.db")
         if index is None:
-            index = VectorIndex(exact_up_to=exact_up_to, keys=keys)
+            index = VectorIndex(exact_up_to=exact_up_to)
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     @classmethod

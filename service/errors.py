@@ -21,8 +21,7 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── ModelNotFound         404  model_not_found         a model name that is not served
 ├── Conflict                  409  conflict                forbidden in the current state
 │   ├── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
-│   ├── NoReranker            409  no_reranker             KVSTITCH_RERANKER_URL is not set
-│   └── KeyDeleted            409  key_deleted             its key was deleted, or is not here
+│   └── NoReranker            409  no_reranker             KVSTITCH_RERANKER_URL is not set
 ├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
@@ -167,10 +166,6 @@ class NotCalibrated(Conflict):
 
 class NoReranker(Conflict):
     code = "no_reranker"
-
-
-class KeyDeleted(Conflict):
-    code = "key_deleted"
 
 
 class Overloaded(KvstitchError):

@@ -180,7 +180,6 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "not_calibrated": NotCalibrated,
     "no_reranker": NoReranker,
     "no_audit_log": Conflict,
-    "key_deleted": Conflict,
     "quota_exceeded": QuotaExceeded,
     "overloaded": Unavailable,
     "worker_unavailable": Unavailable,

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
-from encryption.keyring import Keyring
 from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries, stored_vectors, storing
 from retriever.catalog.catalog_records import (
@@ -25,8 +24,8 @@ from retriever.catalog.catalog_records import (
     IngestResult,
     WordHits,
 )
+from retriever.catalog.filter_conditions import conditions
 from retriever.catalog.matching_chunks import chunks_matching
-from retriever.catalog.opened_filters import allowed
 from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.remembered import SCOPES, SHOWN, WORDS, Remembered
 from retriever.catalog.storing import CarriedOver
@@ -45,7 +44,6 @@ from retriever.index import bm25, postings
 from retriever.index.full_text import FullText, Searched
 from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.sealing import Sealing
 from retriever.splitting.chunking import ChunkSpan
 from retriever.sql.database import Database
 from retriever.sql.expressions import among
@@ -62,9 +60,9 @@ class Catalog:
     """Documents, chunks and vectors in a database, opened by `start`: an SQLite file, or what
     `catalog_database` returns."""
 
-    def __init__(self, database: Database | str | Path, keys: Keyring | None = None) -> None:
+    def __init__(self, database: Database | str | Path) -> None:
         if isinstance(database, str | Path):
-            database = catalog_database(Path(database), keys=keys)
+            database = catalog_database(Path(database))
         self.database = database
         self._words: FullText = postings if database.shared else bm25
         # The chunks that a view of a scope shows (None: all), and in how many chunks words are: a
@@ -129,7 +127,6 @@ class Catalog:
                 write,
                 scope_id,
                 document,
-                tenant=scope.tenant,
                 revision=revision,
                 kept=kept,
                 spans=spans,
@@ -192,10 +189,9 @@ class Catalog:
             found = read.execute(query.where(named)).mappings().one_or_none()
             if found is None or not scope.view.shows(found["readers"]):
                 return None
-            info = queries.info(found, Sealing.of(read))
-            marks = queries.marks_of(read, found["document"], info)
-            text = queries.text_of(read, info, found["text"])
-        document = Document(doc_id, text, info.title, info.metadata, marks, info.readers)
+            marks = queries.marks_of(read, found["document"])
+        info = queries.info(found)
+        document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
         return StoredDocument(document, info)
 
     def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
@@ -220,16 +216,15 @@ class Catalog:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
             scope_id = queries.find_scope(read, scope)
-            sealing = Sealing.of(read)
             query = queries.INFO.where(
                 documents.c.scope_id == scope_id,
                 documents.c.doc_id > (cursor or ""),
-                allowed(read, scope_id, doc_filter),
+                conditions(doc_filter, read.dialect.name),
                 of_readers(readable(read, scope_id, scope.view)),
             )
             ordered = query.order_by(documents.c.doc_id).limit(limit + 1)
             found = read.execute(ordered).mappings().all()
-        infos = [queries.info(row, sealing) for row in found[:limit]]
+        infos = [queries.info(row) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
     def metadata_of(

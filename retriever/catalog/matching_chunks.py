@@ -9,11 +9,8 @@ from functools import lru_cache
 from sqlalchemy import Connection, bindparam, select
 
 from retriever.catalog.filter_conditions import conditions
-from retriever.catalog.opened_filters import allowed, reads_texts
-from retriever.catalog.reading_groups import of_readers
 from retriever.catalog.tables import chunks, documents
 from retriever.documents import DocFilter
-from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among
 
 
@@ -29,12 +26,6 @@ def chunks_matching(
     read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
 ) -> list[int]:
     """Return the ids of all chunks of a scope's documents that match a filter."""
-    if Sealing.of(read).on and reads_texts(doc_filter):
-        numbers = select(documents.c.document).where(
-            documents.c.scope_id == scope_id, allowed(read, scope_id, doc_filter),
-            of_readers(readers),
-        )  # fmt: skip
-        return list(read.scalars(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers))))
     repeated = _Repeated(repr(doc_filter), doc_filter)
     query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
     values = {} if readers is None else {"readers": readers}

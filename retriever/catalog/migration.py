@@ -8,8 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 
-from encryption.keyring import Keyring
-from encryption.values import is_sealed_text
 from retriever.catalog import queries, tables
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
@@ -22,14 +20,12 @@ _NUMBERED = ((tables.spaces, "space_id"), (tables.scopes, "scope_id"),
              (tables.documents, "document"), (tables.chunks, "chunk_id"))  # fmt: skip
 
 
-def copy_catalog(file: Path, target: Connection, keys: Keyring | None = None) -> dict[str, int]:
+def copy_catalog(file: Path, target: Connection) -> dict[str, int]:
     """Copy everything, with ids and generation, so that a saved index stays right.
 
     Args:
         file: The catalog; it is brought up to date first.
         target: A transaction in empty tables of the catalog.
-        keys: The same as the target's; None: it is in the clear. Only words are indexed anew, by
-            them; what is sealed is copied as it is, because it keeps its place.
 
     Returns:
         How many documents and chunks were copied.
@@ -37,7 +33,7 @@ def copy_catalog(file: Path, target: Connection, keys: Keyring | None = None) ->
     Raises:
         CatalogError: The file cannot be used, or holds what PostgreSQL cannot store.
     """
-    catalog = Catalog(file, keys)
+    catalog = Catalog(file)
     catalog.start()
     try:
         with catalog.database.read() as source:
@@ -48,8 +44,8 @@ def copy_catalog(file: Path, target: Connection, keys: Keyring | None = None) ->
 
 def _copy(source: Connection, target: Connection) -> dict[str, int]:
     def folded(row: dict[str, Any]) -> dict[str, Any]:
-        title = "" if is_sealed_text(row["title"]) else row["title"].casefold()
-        return row | {"folded_id": row["doc_id"].casefold(), "folded_title": title}
+        names = {"folded_id": row["doc_id"], "folded_title": row["title"]}
+        return row | {column: name.casefold() for column, name in names.items()}
 
     _refuse_nul(source)
     copy_table(source, target, tables.spaces)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -18,20 +17,12 @@ from sqlalchemy import (
     select,
 )
 
-from encryption.values import is_sealed_text
 from retriever.catalog.catalog_records import CatalogState
-from retriever.catalog.tables import (
-    chunks,
-    documents,
-    marks,
-    scopes,
-    state,
-)
+from retriever.catalog.tables import chunks, documents, marks, scopes, state
 from retriever.documents import Chunk, DocumentInfo, Mark
 from retriever.index.full_text import ChunkWords
 from retriever.readers import View
 from retriever.scope import Scope
-from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among
 
 
@@ -64,12 +55,12 @@ _THE_DOCUMENT = and_(
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
 _PLACE = Prepared(
-    select(
-        *_place(documents.c.document, bindparam("start")), *documents.c["readers", "revision"]
-    ).where(_THE_DOCUMENT)
+    select(*_place(documents.c.document, bindparam("start")), documents.c.readers).where(
+        _THE_DOCUMENT
+    )
 )
 _METADATA = Prepared(
-    select(*documents.c["doc_id", "metadata", "readers", "revision"]).where(
+    select(*documents.c["doc_id", "metadata", "readers"]).where(
         documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
     )
 )
@@ -98,54 +89,15 @@ INFO = select(
 )  # fmt: skip
 
 
-_WORDS = select(
-    chunks.c.chunk_id, documents.c.title, chunks.c.text,
-    *documents.c["doc_id", "revision"], chunks.c.ordinal,
-).join_from(chunks, documents)  # fmt: skip
+_WORDS = select(chunks.c.chunk_id, documents.c.title, chunks.c.text).join_from(chunks, documents)
 
 
 def words_of(
     connection: Connection, column: ColumnElement[int], numbers: Collection[int]
 ) -> list[ChunkWords]:
     """Return number, title and text of the chunks of which a column is one of these numbers."""
-    sealing = Sealing.of(connection)
-    return [
-        (row.chunk_id, opened_title(sealing, row.title, row.doc_id, row.revision),
-         sealing.opened(row.text, "chunk", row.doc_id, row.revision, row.ordinal))
-        for row in connection.execute(_WORDS.where(among(column, numbers)))
-    ]  # fmt: skip
-
-
-def opened_title(sealing: Sealing, title: str, doc_id: str, revision: str) -> str:
-    """Return the title of a document's row."""
-    return sealing.opened(title, "title", doc_id, revision)
-
-
-def opened_metadata(sealing: Sealing, stored: str, doc_id: str, revision: str) -> str:
-    """Return the metadata of a document's row, as JSON of an object."""
-    if not stored.startswith('"'):
-        return stored
-    return sealing.opened(json.loads(stored), "metadata", doc_id, revision)
-
-
-def text_of(read: Connection, info: DocumentInfo, stored: str) -> str:
-    """Return the text of a document's row."""
-    return Sealing.of(read).opened(stored, "text", info.doc_id, info.revision)
-
-
-def _opened_chunk(sealing: Sealing, row: tuple[Any, ...]) -> Chunk:
-    """Return the chunk of a row of _CHUNK."""
-    chunk = Chunk(*row)
-    if not sealing.on and not is_sealed_text(chunk.text):
-        return chunk
-    named = chunk.doc_id, chunk.revision
-    return replace(
-        chunk,
-        text=sealing.opened(chunk.text, "chunk", *named, chunk.ordinal),
-        title=sealing.opened(chunk.title, "title", *named),
-        page=None if chunk.page is None else sealing.opened(chunk.page, "label", *named),
-        heading=None if chunk.heading is None else sealing.opened(chunk.heading, "label", *named),
-    )
+    rows = connection.execute(_WORDS.where(among(column, numbers)))
+    return [(row.chunk_id, row.title, row.text) for row in rows]
 
 
 def is_scope(connection: Connection, scope_id: int) -> bool:
@@ -159,10 +111,9 @@ def metadata_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the metadata of documents by doc_id, without those that are not stored."""
     values = {"scope_id": find_scope(connection, scope), "doc_ids": list(doc_ids)}
-    sealing = Sealing.of(connection)
     return {
-        doc_id: json.loads(opened_metadata(sealing, text, doc_id, revision))
-        for doc_id, text, readers, revision in _METADATA.rows(connection, **values)
+        doc_id: json.loads(text)
+        for doc_id, text, readers in _METADATA.rows(connection, **values)
         if scope.view.shows(readers)
     }
 
@@ -192,39 +143,27 @@ def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int
     """Return the chunks of any scope that exist, by their ids."""
     if not chunk_ids:
         return {}
-    sealing = Sealing.of(connection)
-    rows = _CHUNKS.rows(connection, chunk_ids=chunk_ids)
-    return {row[0]: _opened_chunk(sealing, row) for row in rows}
+    return {row[0]: Chunk(*row) for row in _CHUNKS.rows(connection, chunk_ids=chunk_ids)}
 
 
 def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
     """Return the chunks of a document in reading order, whoever may read it."""
-    sealing = Sealing.of(connection)
     rows = _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)
-    return [_opened_chunk(sealing, row) for row in rows]
+    return [Chunk(*row) for row in rows]
 
 
 def place(
     connection: Connection, scope_id: int | None, doc_id: str, start: int
 ) -> tuple[Any, ...] | None:
     """Return page and heading of a character of a document, and its readers."""
-    row = _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
-    if row is None:
-        return None
-    *labels, readers, revision = row
-    sealing = Sealing.of(connection)
-    opened = [x if x is None else sealing.opened(x, "label", doc_id, revision) for x in labels]
-    return *opened, readers
+    return _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
 
 
-def marks_of(connection: Connection, document: int, info: DocumentInfo) -> tuple[Mark, ...]:
+def marks_of(connection: Connection, document: int) -> tuple[Mark, ...]:
     """Return the marks of a document, sorted by their place."""
     query = select(marks.c.start, marks.c.kind, marks.c.label).where(marks.c.document == document)
-    sealing, named = Sealing.of(connection), (info.doc_id, info.revision)
     rows = connection.execute(query.order_by(marks.c.start, marks.c.is_heading))
-    return tuple(
-        Mark(row.start, row.kind, sealing.opened(row.label, "label", *named)) for row in rows
-    )
+    return tuple(Mark(*row) for row in rows)
 
 
 def current_state(connection: Connection) -> CatalogState:
@@ -233,12 +172,10 @@ def current_state(connection: Connection) -> CatalogState:
     return CatalogState(*row)
 
 
-def info(row: RowMapping, sealing: Sealing) -> DocumentInfo:
+def info(row: RowMapping) -> DocumentInfo:
     """Return the document of a row of INFO."""
     fields: dict[str, Any] = {name: row[name] for name in INFO.selected_columns.keys()}  # noqa: SIM118
-    named = row["doc_id"], row["revision"]
-    fields["title"] = opened_title(sealing, row["title"], *named)
-    fields["metadata"] = json.loads(opened_metadata(sealing, row["metadata"], *named))
+    fields["metadata"] = json.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])
     fields["num_tokens"] = int(fields["num_tokens"])
     return DocumentInfo(**fields)

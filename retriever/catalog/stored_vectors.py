@@ -16,7 +16,6 @@ from retriever.catalog.catalog_records import CatalogState, IndexChange
 from retriever.catalog.tables import changes, chunks, documents, scopes, spaces, vectors
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.scope import Scope
-from retriever.sealing import Sealing
 from retriever.sql.expressions import among
 
 _CHANGES_AT_A_TIME = 256
@@ -37,12 +36,11 @@ def all_vectors(
         .order_by(vectors.c.chunk_id)
         .limit(batch)
     )
-    last, sealing = 0, Sealing.of(connection)
+    last = 0
     while found := connection.execute(query, {"last": last}).all():
         last = found[-1].chunk_id
         by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
-        for tenant, collection, chunk_id, stored in found:
-            vector = sealing.opened_vector(stored, chunk_id)
+        for tenant, collection, chunk_id, vector in found:
             by_scope[tenant, collection].append((chunk_id, vector))
         for names, pairs in by_scope.items():
             ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
@@ -61,11 +59,7 @@ def changes_since(
         return None
     added = [chunk_id for row in rows[1:] for chunk_id in row.added]
     stored = select(vectors.c.chunk_id, vectors.c.vector).where(among(vectors.c.chunk_id, added))
-    sealing = Sealing.of(read)
-    found = {
-        i: np.frombuffer(sealing.opened_vector(blob, i), dtype="<f4")
-        for i, blob in read.execute(stored)
-    }
+    found = {i: np.frombuffer(blob, dtype="<f4") for i, blob in read.execute(stored)}
     followed: list[IndexChange] = []
     for row in rows[1:]:
         ids = [chunk_id for chunk_id in row.added if chunk_id in found]

@@ -5,7 +5,6 @@ The caller holds a transaction on the given connection.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ from retriever.documents import Document, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
 from retriever.scope import Scope
-from retriever.sealing import Sealing
 from retriever.splitting.chunking import ChunkSpan
 from retriever.sql.expressions import among
 
@@ -52,7 +50,6 @@ def insert(
     scope_id: int,
     document: Document,
     *,
-    tenant: str,
     revision: str,
     kept: CarriedOver,
     spans: Sequence[ChunkSpan],
@@ -61,10 +58,6 @@ def insert(
     words: FullText,
 ) -> None:
     """Store a new document with its chunks, vectors and index words."""
-    sealing, named = Sealing.of(write), (document.doc_id, revision)
-    metadata = canonical_metadata(document.metadata)
-    if sealing.on:  # a JSON text, because PostgreSQL's column `fields` is made of it
-        metadata = json.dumps(sealing.sealed(tenant, metadata, "metadata", *named))
     row = {
         "scope_id": scope_id,
         "doc_id": document.doc_id,
@@ -74,15 +67,14 @@ def insert(
         "updated": time.time(),
         "num_chars": len(document.text),
         "pinned": int(kept.pinned),
-        "title": sealing.sealed(tenant, document.title, "title", *named),
-        "metadata": metadata,
-        "text": sealing.sealed(tenant, document.text, "text", *named),
+        "title": document.title,
+        "metadata": canonical_metadata(document.metadata),
+        "text": document.text,
         "readers": document.readers,
     }
     if write.dialect.name == "postgresql":
         # Folded here: what PostgreSQL folds depends on its locale.
-        title = "" if sealing.on else document.title.casefold()
-        row |= {"folded_id": document.doc_id.casefold(), "folded_title": title}
+        row |= {"folded_id": document.doc_id.casefold(), "folded_title": document.title.casefold()}
     number = write.scalar(documents.insert().returning(documents.c.document), row)
     # Of several marks at a place the last one counts.
     found = {(m.kind == "heading", m.start): m for m in document.marks}
@@ -91,7 +83,7 @@ def insert(
             marks.insert(),
             [
                 {"document": number, "is_heading": int(is_heading), "start": start,
-                 "kind": mark.kind, "label": sealing.sealed(tenant, mark.label, "label", *named)}
+                 "kind": mark.kind, "label": mark.label}
                 for (is_heading, start), mark in found.items()
             ],
         )  # fmt: skip
@@ -104,20 +96,12 @@ def insert(
         for ordinal, span in enumerate(spans)
     ]  # fmt: skip
     added = chunks.insert().returning(chunks.c.chunk_id, sort_by_parameter_order=True)
-    sealed = [
-        piece | {"text": sealing.sealed(tenant, piece["text"], "chunk", *named, piece["ordinal"])}
-        for piece in pieces
-    ]
-    chunk_ids = write.scalars(added, sealed).all()
+    chunk_ids = write.scalars(added, pieces).all()
     rows = np.ascontiguousarray(embedded, dtype="<f4")
     write.execute(
         vectors.insert(),
         [
-            {
-                "chunk_id": chunk_id,
-                "space_id": space_id,
-                "vector": sealing.sealed_vector(tenant, row.tobytes(), chunk_id),
-            }
+            {"chunk_id": chunk_id, "space_id": space_id, "vector": row.tobytes()}
             for chunk_id, row in zip(chunk_ids, rows, strict=True)
         ],
     )

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from encryption.keyring import Keyring
 from retriever.errors import (
     CatalogError,
     CatalogNotStarted,
@@ -210,19 +209,15 @@ SCHEMA = Schema(
 )
 
 
-def catalog_database(
-    where: Path | str, *, connections: int = 16, keys: Keyring | None = None
-) -> Database:
+def catalog_database(where: Path | str, *, connections: int = 16) -> Database:
     """The database of a catalog, not opened; its errors are the retriever's.
 
     Args:
         where: The path of an SQLite file, or the address of PostgreSQL.
         connections: The most that are open to PostgreSQL at a time.
-        keys: Texts, titles, metadata, labels, vectors and words are sealed under these; None: they
-            are in the clear.
     """
     return Database(where, [SCHEMA], namespace=NAMESPACE, connections=connections,
-                    write_lock=WRITING, error=_catalog_error, keys=keys)  # fmt: skip
+                    write_lock=WRITING, error=_catalog_error)  # fmt: skip
 
 
 def _catalog_error(error: DatabaseError) -> Exception:

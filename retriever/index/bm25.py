@@ -25,9 +25,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from encryption.blind_words import BlindWords
 from retriever.analysis.analyser import (
     MAX_QUERY_WORDS,
+    REVISION,
     AnalysedQuery,
     Phrase,
     Term,
@@ -40,12 +40,10 @@ from retriever.index.full_text import (
     Frequencies,
     Hits,
     Searched,
-    blind_words,
     present,
     remembering,
     searched_terms,
 )
-from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
 
 REMOVED, GROWN = 1, 2  # why a scope is stale
 MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
@@ -80,9 +78,8 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
         for name in superseded:
             _drop(write, name)
         change = "UPDATE scopes SET analyser = ?, old_words = ? WHERE scope_id = ?"
-        write.exec_driver_sql(change, (_revision(write), kept, scope_id))
-    blind = blind_words(write, scope_id)
-    rows = [(chunk_id, *_columns(title, text, blind)) for chunk_id, title, text in chunks]
+        write.exec_driver_sql(change, (REVISION, kept, scope_id))
+    rows = [(chunk_id, *_columns(title, text)) for chunk_id, title, text in chunks]
     if rows:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
         grown = "UPDATE scopes SET stale = ? WHERE scope_id = ? AND NOT stale"
@@ -98,10 +95,10 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
         rows = [row for row in rows if row[1] in own]
     if not rows or not tables.made:
         return
-    table, blind = tables.new, blind_words(write, scope_id)
+    table = tables.new
     write.exec_driver_sql(
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
-        [(command, number, *_columns(title, text, blind)) for command, number, title, text in rows],
+        [(command, number, *_columns(title, text)) for command, number, title, text in rows],
     )
     write.exec_driver_sql("UPDATE scopes SET stale = ? WHERE scope_id = ?", (REMOVED, scope_id))
 
@@ -139,8 +136,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     among, ids = _among(words.allowed_ids)
     found: Hits = []
     if tables.made:
-        indexed = blinded_query(query, blind_words(connection, scope_id))
-        terms = searched_terms(indexed, _counted(words, tables))
+        terms = searched_terms(query, _counted(words, tables))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
@@ -155,8 +151,7 @@ def holding(words: Searched, term: Term) -> set[int]:
     tables = _tables(connection, scope_id)
     if not tables.made:
         return set()
-    blinded = blinded_term(term, blind_words(connection, scope_id))
-    if (held := present(blinded, _counted(words, tables))) is None:
+    if (held := present(term, _counted(words, tables))) is None:
         return set()
     among, ids = _among(words.allowed_ids)
     found = _driver(connection).execute(
@@ -169,7 +164,7 @@ def holding(words: Searched, term: Term) -> set[int]:
 def outdated(connection: Connection) -> list[int]:
     """See FullText.outdated."""
     query = "SELECT scope_id FROM scopes WHERE analyser <> ? OR old_words <> '' ORDER BY scope_id"
-    return list(connection.exec_driver_sql(query, (_revision(connection),)).scalars())
+    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
@@ -245,8 +240,8 @@ def _not_in_new(tables: _Tables) -> str:
     )
 
 
-def _columns(title: str, text: str, blind: BlindWords | None) -> tuple[str, str]:
-    analysed = blinded_text(analyse_text(title, text), blind)
+def _columns(title: str, text: str) -> tuple[str, str]:
+    analysed = analyse_text(title, text)
     return " ".join(analysed.words), " ".join(analysed.parts)
 
 
@@ -285,14 +280,9 @@ def _tables(connection: Connection, scope_id: int) -> _Tables:
     query = "SELECT analyser, old_words FROM scopes WHERE scope_id = ?"
     analyser, old_words = _driver(connection).execute(query, (scope_id,)).fetchone()
     old = [old_words] if old_words else []
-    revision = _revision(connection)
-    if analyser not in ("", revision):
+    if analyser not in ("", REVISION):
         old.append(f"words_{int(scope_id)}_{analyser}")
-    return _Tables(f"words_{int(scope_id)}_{revision}", analyser == revision, old)
-
-
-def _revision(connection: Connection) -> str:
-    return Sealing.of(connection).words_revision
+    return _Tables(f"words_{int(scope_id)}_{REVISION}", analyser == REVISION, old)
 
 
 def _drop(write: Connection, table: str) -> None:

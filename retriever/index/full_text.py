@@ -17,9 +17,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from encryption.blind_words import BlindWords
 from retriever.analysis.analyser import MAX_QUERY_WORDS, AnalysedQuery, Term
-from retriever.sealing import Sealing
 
 # chunk_id, title, text
 ChunkWords = tuple[int, str, str]
@@ -71,16 +69,6 @@ class FullText(Protocol):
 
     def finish(self, write: Connection, scope_id: int) -> None:
         """Forget what is left of another revision once no chunk's words are."""
-
-
-def blind_words(connection: Connection, scope_id: int) -> BlindWords | None:
-    """Return what blinds the words of a scope; None: they are in the clear."""
-    sealing = Sealing.of(connection)
-    if not sealing.on:
-        return None
-    marked = "?" if connection.dialect.name == "sqlite" else "%s"
-    query = f"SELECT tenant FROM scopes WHERE scope_id = {marked}"
-    return sealing.words_of(str(connection.exec_driver_sql(query, (scope_id,)).scalar_one()))
 
 
 Frequencies = Callable[[Collection[str]], Mapping[str, int]]

@@ -10,14 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encryption.errors import EncryptionError
-from encryption.keyring import Keyring
-from encryption.sealed_files import SEGMENT_BYTES, FileSealer, is_sealed_file, open_file
-from encryption.values import place
 from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
 from retriever.index.scope_index import DEPTHS, Reads, SavedScope, list_content
 from retriever.scope import Scope
@@ -81,84 +77,33 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def write_scope(
-    directory: Path,
-    scope: Scope,
-    index: Any,
-    count: int,
-    reads: Reads | None,
-    keys: Keyring | None = None,
+    directory: Path, scope: Scope, index: Any, count: int, reads: Reads | None
 ) -> SavedScope:
-    """Write the FAISS index of one scope, which has `count` vectors; sealed if there are keys."""
+    """Write the FAISS index of one scope, which has `count` vectors."""
     import faiss
 
     partial = directory / "index.tmp"
-    if keys is None:
-        faiss.write_index(index, str(partial))
-    else:
-        sealer = FileSealer(keys.current(scope.tenant), _place(scope.tenant, scope.collection))
-        raw = faiss.serialize_index(index)
-        with partial.open("wb") as out:
-            for start in range(0, len(raw), SEGMENT_BYTES):
-                out.write(sealer.update(raw[start : start + SEGMENT_BYTES].tobytes()))
-            out.write(sealer.finish())
+    faiss.write_index(index, str(partial))
     checksum = _checksum(partial)
     file = f"index-{checksum[:16]}.faiss"
     _publish(partial, directory / file)
     return SavedScope(scope.tenant, scope.collection, count, file, checksum, reads)
 
 
-def seal_saved(directory: Path, keys: Keyring) -> int:
-    """Write the files of a saved index again, sealed, and remove those in the clear.
-
-    Returns:
-        How many were in the clear.
-
-    Raises:
-        IndexMissing, IndexCorrupt: There is none that can be read.
-    """
-    manifest = read_manifest(directory)
-    written = []
-    for saved in manifest.scopes:
-        if is_sealed_file(directory / saved.file):
-            written.append(saved)
-            continue
-        index, ids = read_scope(directory, saved, manifest.dim)
-        scope = Scope(saved.tenant, saved.collection)
-        written.append(write_scope(directory, scope, index, len(ids), saved.reads, keys))
-    write_manifest(directory, replace(manifest, scopes=tuple(written)))
-    return len(set(written) - set(manifest.scopes))
-
-
-def read_scope(
-    directory: Path, saved: SavedScope, dim: int, keys: Keyring | None = None
-) -> tuple[Any, set[int]]:
+def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[int]]:
     """Read the FAISS index of one scope; returns it with the ids of its vectors."""
     import faiss
-    import numpy as np
 
     path = directory / saved.file
     # The checksum comes before faiss parses the file, because faiss trusts the sizes it reads.
     if not path.is_file() or _checksum(path) != saved.sha256:
         raise IndexCorrupt(f"{path} is missing or its checksum does not hold")
-    loaded: Any
-    if keys is None:
-        loaded = faiss.read_index(str(path))
-    else:
-        try:
-            with path.open("rb") as file:
-                raw = open_file(keys, file, _place(saved.tenant, saved.collection))
-        except EncryptionError as error:
-            raise IndexCorrupt(f"{path} does not open: {error}") from error
-        loaded = faiss.deserialize_index(np.frombuffer(raw, dtype=np.uint8))
+    loaded: Any = faiss.read_index(str(path))
     lists = isinstance(loaded, faiss.IndexIVFFlat)
     ids = _ids_of(loaded) if lists is (saved.reads is not None) else set()
     if loaded.d != dim or len(ids) != saved.count or loaded.ntotal != saved.count:
         raise IndexCorrupt(f"{path} does not hold what its manifest says")
     return loaded, ids
-
-
-def _place(tenant: str, collection: str) -> bytes:
-    return place("index", tenant, collection)
 
 
 def _ids_of(index: Any) -> set[int]:

@@ -24,19 +24,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from retriever.analysis.analyser import AnalysedQuery, Phrase, Term, analyse_text
+from retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, analyse_text
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
     Frequencies,
     Hits,
     Searched,
-    blind_words,
     present,
     remembering,
     searched_terms,
 )
-from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
 PART = -1
@@ -84,14 +82,13 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Index chunks."""
     lengths: list[tuple[int, int, str]] = []
     rows: list[tuple[int, int, str]] = []
-    blind, revision = blind_words(write, scope_id), Sealing.of(write).words_revision
     for chunk_id, title, text in chunks:
         positions: dict[str, list[int]] = defaultdict(list)
-        analysed = blinded_text(analyse_text(title, text), blind)
+        analysed = analyse_text(title, text)
         for position, word in enumerate(analysed.words):
             positions[word].append(position)
         positions.update((part, [PART]) for part in analysed.parts)
-        lengths.append((chunk_id, len(analysed.words) + len(analysed.parts), revision))
+        lengths.append((chunk_id, len(analysed.words) + len(analysed.parts), REVISION))
         rows.append((scope_id, chunk_id, json.dumps(positions)))
     if rows:
         insert = "INSERT INTO chunk_words (chunk_id, length, analyser) VALUES (%s, %s, %s)"
@@ -119,8 +116,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     if not query.terms or k <= 0:
         return []
     connection, scope_id = words.connection, words.scope_id
-    indexed = blinded_query(query, blind_words(connection, scope_id))
-    terms = searched_terms(indexed, _counted(words))
+    terms = searched_terms(query, _counted(words))
     if not terms:
         return []
     hits, values = _hits(scope_id, terms)
@@ -138,8 +134,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
 def holding(words: Searched, term: Term) -> set[int]:
     """See FullText.holding."""
     connection, scope_id = words.connection, words.scope_id
-    blinded = blinded_term(term, blind_words(connection, scope_id))
-    if (held := present(blinded, _counted(words))) is None:
+    if (held := present(term, _counted(words))) is None:
         return set()
     hits, values = _hits(scope_id, [held])
     sql = f"SELECT DISTINCT chunk_id FROM ({hits}) AS hits"
@@ -155,8 +150,7 @@ def outdated(connection: Connection) -> list[int]:
         "SELECT DISTINCT scope_id FROM chunk_words JOIN chunks USING (chunk_id) "
         "JOIN documents USING (document) WHERE analyser <> %s ORDER BY scope_id"
     )
-    revision = Sealing.of(connection).words_revision
-    return list(connection.exec_driver_sql(query, (revision,)).scalars())
+    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
@@ -166,8 +160,7 @@ def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int
         "JOIN documents USING (document) WHERE scope_id = %s AND analyser <> %s "
         "ORDER BY chunk_id LIMIT %s"
     )
-    revision = Sealing.of(connection).words_revision
-    return list(connection.exec_driver_sql(query, (scope_id, revision, limit)).scalars())
+    return list(connection.exec_driver_sql(query, (scope_id, REVISION, limit)).scalars())
 
 
 def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:

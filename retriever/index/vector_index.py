@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from encryption.keyring import Keyring
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch
 from retriever.index.index_files import (
@@ -79,8 +78,7 @@ EXACT_UP_TO = 200_000
 class VectorIndex(VectorSearch):
     """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`."""
 
-    def __init__(self, *, exact_up_to: int = EXACT_UP_TO, keys: Keyring | None = None) -> None:
-        self._keys = keys
+    def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:
         self._exact_up_to = exact_up_to
         self._lock = ReadWriteLock()
         self._saving = threading.Lock()
@@ -191,7 +189,7 @@ class VectorIndex(VectorSearch):
                 for scope, part in self._parts.items():
                     if part.saved is None or not (directory / part.saved.file).is_file():
                         part.saved = write_scope(
-                            directory, scope, part.faiss, len(part.ids), part.reads, self._keys
+                            directory, scope, part.faiss, len(part.ids), part.reads
                         )
                 scopes = tuple(part.saved for part in self._parts.values() if part.saved)
             manifest = Manifest(**asdict(space), generation=generation, token=token, scopes=scopes)
@@ -205,7 +203,7 @@ class VectorIndex(VectorSearch):
             raise EmbedderMismatch(f"the saved index is of {saved}, the embedder is {space}")
         parts = {
             Scope(saved.tenant, saved.collection): ScopeIndex(
-                *read_scope(directory, saved, space.dim, self._keys),
+                *read_scope(directory, saved, space.dim),
                 reads=saved.reads,
                 saved=saved,
                 measured_at=saved.count if saved.reads is not None else 0,

@@ -29,7 +29,6 @@ from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
 from retriever.prefixes.primer_groups import PrimerGroups
 from retriever.scope import Scope
-from retriever.sealing import Sealing
 from retriever.sql.expressions import among
 
 PrefixKind = Literal["primer", "neighbours"]
@@ -83,7 +82,6 @@ class PrefixChoice:
         )
         named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
         with self._database.read() as read:
-            sealing = Sealing.of(read)
             there = {row.chunk_id: row for row in read.execute(query.where(named))}
         chosen: dict[int, ChosenChunks] = {}
         documents_of = _Documents(self._catalog, scope)
@@ -94,7 +92,7 @@ class PrefixChoice:
             if rule.kind == "primer" and before:
                 chosen[chunk.chunk_id] = ChosenChunks([before])
                 continue
-            vector = np.frombuffer(sealing.opened_vector(row.vector, chunk.chunk_id), dtype="<f4")
+            vector = np.frombuffer(row.vector, dtype="<f4")
             if rule.kind == "primer":
                 found = self._primers(chunk, vector, scope, row.readers, rule)
             else:

@@ -22,7 +22,6 @@ from retriever.catalog.reading_groups import GroupSizes, visible_to
 from retriever.catalog.tables import chunks, documents, primers, vectors
 from retriever.embedders.base import Vectors
 from retriever.scope import Scope
-from retriever.sealing import VECTOR_BYTES_MORE, Sealing
 from retriever.sql.database import Database
 from retriever.sql.expressions import among
 
@@ -101,17 +100,16 @@ class PrimerGroups:
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
             .where(primers.c.scope_id == bindparam("scope_id"), primers.c.readers == readers)
             .where(primers.c.position < count * most)
-            .where(func.length(vectors.c.vector).in_([4 * dim, 4 * dim + VECTOR_BYTES_MORE]))
+            .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(primers.c.number, primers.c.position)
         )
         with self._database.read() as read:
             scope_id = queries.find_scope(read, scope)
-            sealing, rows = Sealing.of(read), read.execute(query, {"scope_id": scope_id}).all()
+            rows = read.execute(query, {"scope_id": scope_id}).all()
             last = read.execute(_last_number(scope_id, readers)).scalar_one()
         members: dict[tuple[int, int], list[tuple[int, Vectors]]] = {}
         for number, position, chunk_id, blob in rows:
-            vector = np.frombuffer(sealing.opened_vector(blob, chunk_id), dtype="<f4")
-            member = chunk_id, vector
+            member = chunk_id, np.frombuffer(blob, dtype="<f4")
             members.setdefault((number, position // count), []).append(member)
         whole: dict[int, list[list[tuple[int, Vectors]]]] = {}
         for (number, _), primer in members.items():
@@ -155,17 +153,13 @@ class PrimerGroups:
             .join(chunks, chunks.c.chunk_id == vectors.c.chunk_id)
             .join(documents, documents.c.document == chunks.c.document)
             .where(documents.c.scope_id == bindparam("scope_id"), documents.c.readers == readers)
-            .where(func.length(vectors.c.vector).in_([4 * dim, 4 * dim + VECTOR_BYTES_MORE]))
+            .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(shuffled)
             .limit(limit)
         )
         with self._database.read() as read:
-            sealing = Sealing.of(read)
             rows = read.execute(query, {"scope_id": queries.find_scope(read, scope)}).all()
-        found = [
-            np.frombuffer(sealing.opened_vector(row.vector, row.chunk_id), dtype="<f4")
-            for row in rows
-        ]
+        found = [np.frombuffer(row.vector, dtype="<f4") for row in rows]
         return [row.chunk_id for row in rows], np.array(found, dtype=np.float32)
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from encryption.keyring import Keyring
 from retriever.sql.errors import DatabaseError, NotOpen, classified
 from retriever.sql.revisions import Schema, prepare
 
@@ -64,9 +63,7 @@ class Database:
         connections: int = 16,
         write_lock: int | None = None,
         error: Callable[[DatabaseError], Exception] = lambda error: error,
-        keys: Keyring | None = None,
     ) -> None:
-        self.keys = keys
         self.shared = isinstance(where, str)
         self._where = where
         self._schemas = schemas
@@ -242,7 +239,6 @@ class Database:
         if self.shared:
             try:
                 with engine.connect() as connection:
-                    connection.info["keys"] = self.keys
                     yield connection
             finally:
                 if self._engine is not engine:  # closed meanwhile: nobody else empties its pool
@@ -254,7 +250,6 @@ class Database:
             connection = idle.pop()
         except IndexError:
             connection = engine.connect()
-            connection.info["keys"] = self.keys
         try:
             yield connection
         finally:

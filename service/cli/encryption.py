@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.output import console, emit, size, table
+from service.cli.output import console, emit, table
 from service.cli.service_client import WrongArgument
 from service.plugins import hooks
 from service.settings import Settings, load
@@ -44,22 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--new-key-file", type=Path, metavar="FILE", help="the new master key")
     target.add_argument("--new-kms", metavar="COMMAND", help="the new encryption_kms")
     wrap.set_defaults(command=rewrap)
-    all_of_it = commands.add_parser(
-        "encrypt",
-        help="encrypt a data folder that a service has filled in the clear, while no service runs; "
-        "stopped half-way, the same command goes on",
-    )
-    all_of_it.set_defaults(command=encrypt)
     gone = commands.add_parser(
         "delete",
-        help="delete a tenant's keys: nothing that is stored of it can be read any more, not in "
+        help="delete a tenant's keys and documents: its stored KV can be read no more, not in "
         "backups either",
     )
     gone.add_argument("--yes", action="store_true", help="do it; without, nothing is done")
     gone.set_defaults(command=delete)
     for command in (turn, gone):
         command.add_argument("--tenant", required=True, help="'': the unnamed one")
-    for command in (listed, turn, wrap, all_of_it, gone):
+    for command in (listed, turn, wrap, gone):
         command.add_argument("--data-dir", help="the service's data folder")
         command.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
 
@@ -85,14 +79,14 @@ def show(args: argparse.Namespace) -> int:
     """List all keys, without their secrets."""
     with _keys(load(data_dir=args.data_dir)) as keys:
         rows = keys.rows()
-    fields = ("tenant", "key_id", "purpose", "created")
+    fields = ("tenant", "key_id", "created")
     if args.json:
         emit([dict(zip(fields, row, strict=True)) for row in rows])
         return 0
     shown = table(*fields)
-    for tenant, key_id, purpose, created in rows:
+    for tenant, key_id, created in rows:
         day = datetime.fromtimestamp(created, UTC).date().isoformat()
-        shown.add_row(tenant or "the unnamed tenant", key_id, purpose, day)
+        shown.add_row(tenant or "the unnamed tenant", key_id, day)
     console().print(shown)
     return 0
 
@@ -121,30 +115,6 @@ def rewrap(args: argparse.Namespace) -> int:
     _say(args, {"keys": count},
          f"{count} keys are wrapped by the new master key: set {name} to it before the next start, "
          "and destroy the old one")  # fmt: skip
-    return 0
-
-
-def encrypt(args: argparse.Namespace) -> int:
-    """Seal what a stopped service has stored in the clear, and say what it was."""
-    from service.gateway.first_sealing import encrypt_folder
-
-    settings = load(data_dir=args.data_dir)
-    if settings.database:
-        raise WrongArgument(
-            "documents are in PostgreSQL, which keeps old versions of rows in its files: ingest "
-            "them into a service on an empty database instead"
-        )
-    with _keys(settings) as keys:
-        done = encrypt_folder(settings, keys)
-    _record(settings, "", "encrypt_folder", done)
-    shared = " Redis or S3 still hold KV in the clear: empty them." * bool(
-        settings.redis_url or settings.s3_url
-    )
-    _say(args, done,
-         f"encrypted: {done['documents']} documents, {done['job_rows']} rows of jobs, "
-         f"{done['uploads']} uploads, {done['index_files']} files of the index. Removed: "
-         f"{done['kv_files']} files of KV ({size(done['kv_bytes'])}), which is computed again "
-         f"when it is asked for.{shared}")  # fmt: skip
     return 0
 
 

@@ -161,7 +161,6 @@ class Gateway:
             exact_up_to=settings.exact_vectors,
             database=self._databases.catalog,
             index=self._databases.index or hooks().vector_index(settings=settings),
-            keys=self._databases.ring,
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)
@@ -203,7 +202,6 @@ class Gateway:
             settings=settings,
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
-            keys=self._databases.ring,
         )
 
     @property

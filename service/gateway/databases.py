@@ -54,7 +54,7 @@ class Databases:
             return
         self.jobs = shared_database(settings.database, uuid.uuid4().hex)
         self.tenant_keys = tenant_keys_of(settings, self.jobs)
-        self.catalog = catalog_database(settings.database, keys=self.ring)
+        self.catalog = catalog_database(settings.database)
         if settings.vectors == "pgvector":
             from retriever.index.pgvector_index import PgvectorIndex
 
@@ -84,7 +84,7 @@ class Databases:
 
     @property
     def ring(self) -> Keyring | None:
-        """What seals and opens what is stored; None: it is in the clear."""
+        """What seals and opens KV; None: it is in the clear."""
         return None if self.tenant_keys is None else self.tenant_keys.ring
 
     def tenants_secret(self) -> str:

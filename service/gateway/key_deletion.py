@@ -29,7 +29,7 @@ def delete_keys(settings: Settings, keys: TenantKeys, tenant: str) -> dict[str, 
     """
     key_ids = [key_id.hex() for key_id in keys.delete(tenant)]
     url, folder = settings.database, settings.data_dir
-    catalog = Catalog(catalog_database(url or folder / "catalog.db", connections=1, keys=keys.ring))
+    catalog = Catalog(catalog_database(url or folder / "catalog.db", connections=1))
     catalog.start()
     try:
         documents, chunks = catalog.drop_tenant(tenant)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table
 
-from encryption.keyring import Keyring
-from encryption.sealed_files import open_file
 from retriever.catalog.migration import copy_catalog
 from retriever.catalog.tables import catalog_database
 from retriever.errors import RetrieverError
@@ -21,9 +18,6 @@ from service.errors import InvalidSetting
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
-from service.gateway.documents.jobs.job_database import sealed_for
-from service.gateway.documents.jobs.job_records import spool_place
-from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
 from service.gateway.service_database import (
@@ -52,7 +46,7 @@ from service.settings import Settings
 def migrate(settings: Settings) -> dict[str, int]:
     """Copy catalog, jobs, deletions, receipts, keys and plugins' tables; the folder stays as it is.
 
-    What is encrypted stays so, under the same keys, which go along.
+    KV that is encrypted stays readable: the keys of tenants go along.
 
     Args:
         settings: No gateway may serve from their `data_dir`. `database` is an empty one of
@@ -67,25 +61,19 @@ def migrate(settings: Settings) -> dict[str, int]:
     data_dir, url = settings.data_dir, settings.database
     if not (data_dir / "catalog.db").is_file():
         raise InvalidSetting(f"{data_dir} holds no catalog: give the --data-dir of a service")
-    if settings.encrypted and not (data_dir / KEYS_FILE).is_file():
-        raise InvalidSetting(
-            f"{data_dir} is in the clear, and a master key is set: encrypt it with `kvstitch "
-            "encryption encrypt` before, or unset the key"
-        )
     if not settings.encrypted:
         require_no_keys(settings, None)
     keys = tenant_keys_of(settings, None)
-    ring = None if keys is None else keys.ring
     lock = lock_folder(data_dir)
     shared = shared_database(url, connections=2)
-    catalog = catalog_database(url, connections=2, keys=ring)
+    catalog = catalog_database(url, connections=2)
     try:
         if keys is not None:
             keys.start()
         shared.start()
         catalog.start()
         with catalog.write() as write:
-            counts = _copy(data_dir, write, ring, gateway_id := uuid.uuid4().hex)
+            counts = _copy(data_dir, write, gateway_id := uuid.uuid4().hex)
         # Its KV is right for what was copied: the gateway that starts from it may keep it.
         (data_dir / membership.ID_FILE).write_text(gateway_id, encoding="ascii")
         return counts
@@ -99,19 +87,17 @@ def migrate(settings: Settings) -> dict[str, int]:
         lock.close()
 
 
-def _copy(
-    data_dir: Path, write: Connection, ring: Keyring | None, gateway_id: str
-) -> dict[str, int]:
+def _copy(data_dir: Path, write: Connection, gateway_id: str) -> dict[str, int]:
     for table in ("documents", "jobs", "keys", "receipts"):
         where = table if table == "documents" else f"{NAMESPACE}.{table}"
         if write.exec_driver_sql(f"SELECT 1 FROM {where} LIMIT 1").first() is not None:
             raise InvalidSetting(f"the database holds {table} already: give an empty one")
-    counts = copy_catalog(data_dir / "catalog.db", write, ring)
+    counts = copy_catalog(data_dir / "catalog.db", write)
     write.exec_driver_sql(f"SET LOCAL search_path TO {NAMESPACE}, public")
-    counts |= _copy_jobs(data_dir, write, ring)
+    counts |= _copy_jobs(data_dir, write)
     counts["keys"] = _copy_file(data_dir / "keys.sqlite3", KEYS, write, keys)
-    if ring is not None:
-        _copy_file(data_dir / KEYS_FILE, ENCRYPTION, write, tenant_keys)
+    if (encryption := data_dir / KEYS_FILE).is_file():
+        _copy_file(encryption, ENCRYPTION, write, tenant_keys)
     for file, schema in tables_of_plugins().items():
         if (data_dir / file).is_file():
             _copy_file(data_dir / file, schema, write, *schema.metadata.sorted_tables)
@@ -120,28 +106,16 @@ def _copy(
     return counts
 
 
-def _copy_jobs(data_dir: Path, write: Connection, ring: Keyring | None) -> dict[str, int]:
-    tenants: dict[str, str] = {}  # by job
-
+def _copy_jobs(data_dir: Path, write: Connection) -> dict[str, int]:
     def with_content(row: dict[str, Any]) -> dict[str, Any]:
         if (name := row["spooled"]) is None:
             return row
-        path = data_dir / "spool" / name
-        if ring is None:
-            content = path.read_bytes()
-        else:  # a row's content is sealed for another place than a file's
-            with path.open("rb") as file:
-                content = open_file(ring, file, spool_place(name))
-            where = sealed_for("content", row["job_id"], SimpleNamespace(**row))
-            content = SealedRows(ring).content(tenants[row["job_id"]], content, *where)
-        return row | {"content": content, "spooled": None}
+        return row | {"content": (data_dir / "spool" / name).read_bytes(), "spooled": None}
 
     database = jobs_database(data_dir / "jobs.sqlite3")
     database.start()  # creates it, or brings it up to date
     try:
         with database.read() as source:
-            owners = source.execute(select(*jobs.c["job_id", "tenant"]))
-            tenants |= {row.job_id: row.tenant for row in owners}
             counts = {"jobs": copy_table(source, write, jobs, where=jobs.c.state != "spooling")}
             accepted = documents.c.state != "spooling"
             copy_table(source, write, documents, where=accepted, change=with_content)

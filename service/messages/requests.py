@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from encryption.keyring import DataKey
+
 ColdMode = Literal["in_context", "as_stored"]
 """How a chunk that is not stored is computed: with the prompt, or by itself as precompute does."""
 
@@ -108,23 +110,6 @@ class Ping(Leased, frozen=True):
     clock: float = 0.0
 
 
-@dataclass(frozen=True)
-class TenantKey:
-    """A key of a tenant, by which what is stored of it is sealed and opened.
-
-    Attributes:
-        id: what was sealed names it.
-        tenant: whose it is.
-        secret: 32 bytes.
-        purpose: "data" or "words".
-    """
-
-    id: bytes
-    tenant: str
-    secret: bytes = field(repr=False)
-    purpose: Literal["data", "words"] = "data"
-
-
 class Keys(Message, frozen=True):
     """All keys of tenants from now on, of each the oldest first. No reply.
 
@@ -132,7 +117,7 @@ class Keys(Message, frozen=True):
     everything that it stores.
     """
 
-    keys: list[TenantKey]
+    keys: list[DataKey]
 
 
 class Generate(Message, frozen=True):

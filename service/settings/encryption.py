@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 
 class EncryptionSettings(BaseModel):
-    """The key that wraps the keys of tenants; one of these, or nothing is encrypted."""
+    """The key that wraps the keys of tenants; one of these, or KV is in the clear."""
 
     encryption_key_file: Path | None = Field(
         None,
-        description="file with the master key, 32 bytes in hex or base64: what is stored is "
+        description="file with the master key, 32 bytes in hex or base64: stored KV is "
         "encrypted under keys of the tenants, which it wraps; empty: in the clear",
     )
     encryption_key: str = Field(
@@ -35,16 +34,7 @@ class EncryptionSettings(BaseModel):
             )
         return value
 
-    @model_validator(mode="after")
-    def _vectors_in_the_clear(self) -> Self:
-        if self.encrypted and getattr(self, "vectors", "") == "pgvector":
-            raise ValueError(
-                "vectors = pgvector keeps embeddings where the database can read them: with "
-                "encryption use faiss (KVSTITCH_VECTORS)"
-            )
-        return self
-
     @property
     def encrypted(self) -> bool:
-        """Whether what is stored is encrypted."""
+        """Whether stored KV is encrypted."""
         return bool(self.encryption_key_file or self.encryption_key or self.encryption_kms)

@@ -1,26 +1,20 @@
-"""Sealed values, files and words."""
+"""Sealed values, and the keys that open them."""
 
 from __future__ import annotations
 
-import io
 import os
 
 import pytest
 
 from encryption import keyring
-from encryption.blind_words import BlindWords
 from encryption.errors import KeyMissing, SealBroken
 from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
-from encryption.sealed_files import SEGMENT_BYTES, FileSealer, open_file, seal_file
 from encryption.values import (
     SEALED_BYTES,
     is_sealed,
-    is_sealed_text,
     open_sealed,
-    open_text,
     place,
     seal,
-    seal_text,
 )
 
 KEY = DataKey(os.urandom(16), "a", os.urandom(32))
@@ -57,14 +51,6 @@ def test_one_value_twice_shares_nothing() -> None:
     assert not {one[n : n + 8] for n in range(24, 80)} & {two[n : n + 8] for n in range(24, 80)}
 
 
-def test_texts() -> None:
-    for text in ("", "plain", "Ünï 漢字 👍\n"):
-        sealed = seal_text(KEY, text, HERE)
-        assert is_sealed_text(sealed) is bool(text) and (not text or text not in sealed)
-        assert open_text(RING, sealed, HERE) == text
-    assert open_text(RING, "stored before there were keys", HERE) == "stored before there were keys"
-
-
 def test_a_key_that_is_gone() -> None:
     with pytest.raises(KeyMissing, match="not here"):
         open_sealed(Keyring(), seal(KEY, b"x", HERE), HERE)
@@ -82,50 +68,12 @@ def test_a_ring_asks_once_for_a_key_that_it_does_not_know() -> None:
     assert open_sealed(ring, seal(KEY, b"x", HERE), HERE) == b"x" and len(asked) == 1
 
 
-def test_the_newest_key_seals_and_words_have_their_own() -> None:
-    words = DataKey(os.urandom(16), "a", os.urandom(32), "words")
+def test_the_newest_key_of_an_owner_seals() -> None:
     newer = DataKey(os.urandom(16), "a", os.urandom(32))
-    ring = Keyring([KEY, words, newer])
-    assert ring.current("a") == newer and ring.current("a", "words") == words
+    ring = Keyring([KEY, newer, DataKey(os.urandom(16), "b", os.urandom(32))])
+    assert ring.current("a") == newer
     with pytest.raises(KeyMissing, match="'nobody'"):
         ring.current("nobody")
-
-
-@pytest.mark.parametrize(
-    "size", [0, 1, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3 * SEGMENT_BYTES]
-)
-def test_files(size: int) -> None:
-    content = os.urandom(size)
-    sealer, sealed = FileSealer(KEY, HERE), bytearray()
-    for at in range(0, size, 300_007):
-        sealed += sealer.update(content[at : at + 300_007])
-    sealed += sealer.finish()
-    assert open_file(RING, io.BytesIO(sealed), HERE) == content
-    assert size < 32 or content[:32] not in sealed
-    with pytest.raises(SealBroken):
-        open_file(RING, io.BytesIO(sealed), THERE)
-
-
-def test_a_file_that_was_cut_or_whose_segments_were_swapped() -> None:
-    sealed = seal_file(KEY, os.urandom(3 * SEGMENT_BYTES), HERE)
-    step, head = SEGMENT_BYTES + 16, 44
-    first, second, third = (sealed[head + n * step : head + (n + 1) * step] for n in range(3))
-    for parts in ((first, second), (second, first, third), (first, third), (first, second[:-1])):
-        with pytest.raises(SealBroken):
-            open_file(RING, io.BytesIO(sealed[:head] + b"".join(parts)), HERE)
-    with pytest.raises(SealBroken):
-        open_file(RING, io.BytesIO(sealed[: head - 1]), HERE)
-    assert open_file(RING, io.BytesIO(b"in the clear" * 9), HERE) == b"in the clear" * 9
-
-
-def test_blind_words() -> None:
-    one, other = (BlindWords(os.urandom(32), lambda word: word[0] == "字") for _ in range(2))
-    assert one.word("fox") == one.word("fox") != one.word("foxes")
-    assert one.word("fox") != other.word("fox")
-    assert one.word("fox").isalnum() and one.word("fox").isascii()
-    assert one.word("字典").startswith(one.start("字"))
-    assert not one.word("fox").startswith(one.start("fox"))
-    assert one.word("字典") != one.word("字形")
 
 
 def test_nothing_is_sealed_under_a_key_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from encryption.keyring import Keyring
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
@@ -56,17 +55,16 @@ class Corpus:
         settings: Settings,
         disk: DiskGuard,
         catalog_lock: CatalogLock,
-        keys: Keyring | None = None,
     ) -> None:
         retriever = self._retriever = chunks.retriever
-        self.spool = SpoolFolder(settings.data_dir / "spool", disk, keys)
+        self.spool = SpoolFolder(settings.data_dir / "spool", disk)
         self._store = JobStore(database, self.spool)
         self._metrics = metrics
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         expiry = KvExpiry(settings.kv_ttls, chunks, worker, settings.data_dir / "kv_expiry.json")
         self._expiry = BackgroundLoop("expiry of KV", expiry.step, PAUSE_S)
-        deletions = DeletionStore(database, keys)
+        deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         rate = self._rate = TokenRate()
         copies = (1 + chunks.has_copies) * (1 + len(settings.precomputed_loras))

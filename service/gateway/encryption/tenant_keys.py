@@ -1,8 +1,7 @@
 """The keys of all tenants, in a database, wrapped by the master key; a keyring holds them open.
 
-A tenant gets two keys when something of it is first stored: one that seals, one that blinds words.
-A rotation adds a key that seals from then on. A deletion removes all of them; nothing of the tenant
-can be read afterwards.
+A tenant gets a key when KV of it is first stored. A rotation adds one that seals from then on. A
+deletion removes all of them; none of the tenant's stored KV can be read afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 
 from encryption.aead import KEY_BYTES
 from encryption.errors import EncryptionError, MasterKeyError
-from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring, Purpose
+from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
 from service.errors import InvalidSetting
 from service.gateway.encryption.master_key import MasterKey, master_key
 from service.gateway.service_database import ServiceDatabase
@@ -24,6 +23,7 @@ from service.gateway.tables import ENCRYPTION, tenant_keys
 from service.settings import Settings
 
 FILE = "encryption.sqlite3"
+DATA = "data"  # the purpose of a key; earlier versions also had some for "words"
 _MAKING = 0x6B76_0007  # number of the advisory lock: two gateways make one key of a tenant
 
 
@@ -48,9 +48,12 @@ class TenantKeys:
         """Open the database and unwrap all keys.
 
         Raises:
-            InvalidSetting: the master key is not the one that wrapped them.
+            InvalidSetting: the master key is not the one that wrapped them, or an earlier version
+                has sealed more than KV.
         """
         self._database.start()
+        with self._database.read() as read:
+            _require_clear_rows(read)
         try:
             self.ring.replace(self._load())
         except MasterKeyError as error:
@@ -66,7 +69,7 @@ class TenantKeys:
     def rotate(self, tenant: str) -> DataKey:
         """Give a tenant a new key that seals from now on; what is stored stays readable."""
         with self._database.write(_MAKING) as write:
-            key = self._insert(write, tenant, "data")
+            key = self._insert(write, tenant)
         self.refresh()
         return key
 
@@ -101,30 +104,26 @@ class TenantKeys:
         self._master = master
         return count
 
-    def rows(self) -> list[tuple[str, str, str, float]]:
-        """Return (tenant, key id, purpose, time of creation) of all keys, the oldest first."""
-        columns = tenant_keys.c["tenant", "key_id", "purpose", "created"]
+    def rows(self) -> list[tuple[str, str, float]]:
+        """Return (tenant, key id, time of creation) of all keys, the oldest first."""
+        query = sa.select(*tenant_keys.c["tenant", "key_id", "created"])
         with self._database.read() as read:
-            query = sa.select(*columns).order_by(tenant_keys.c.number)
-            return [(r.tenant, r.key_id, r.purpose, r.created) for r in read.execute(query)]
+            return [tuple(row) for row in read.execute(query.order_by(tenant_keys.c.number))]
 
     def _make(self, tenant: str) -> Sequence[DataKey]:
-        """Return a tenant's keys, which are made if there are none."""
+        """Return a tenant's keys, of which one is made if there are none."""
         with self._database.write(_MAKING) as write:
-            own = sa.select(tenant_keys.c.purpose).where(tenant_keys.c.tenant == tenant)
-            there = set(write.scalars(own))
-            purposes: tuple[Purpose, ...] = ("data", "words")
-            for purpose in purposes:
-                if purpose not in there:
-                    self._insert(write, tenant, purpose)
+            own = sa.select(tenant_keys.c.key_id).where(tenant_keys.c.tenant == tenant).limit(1)
+            if write.scalar(own) is None:
+                self._insert(write, tenant)
         return [key for key in self._load() if key.owner == tenant]
 
-    def _insert(self, write: sa.Connection, tenant: str, purpose: Purpose) -> DataKey:
-        key = DataKey(os.urandom(KEY_ID_BYTES), tenant, os.urandom(KEY_BYTES), purpose)
+    def _insert(self, write: sa.Connection, tenant: str) -> DataKey:
+        key = DataKey(os.urandom(KEY_ID_BYTES), tenant, os.urandom(KEY_BYTES))
         wrapped = self._master.wrap(key.secret, _context(tenant, key.id.hex()))
         last = sa.select(sa.func.coalesce(sa.func.max(tenant_keys.c.number), 0))
         row = {"key_id": key.id.hex(), "number": last.scalar_subquery() + 1, "tenant": tenant,
-               "purpose": purpose, "created": time.time(), "wrapped": wrapped}  # fmt: skip
+               "purpose": DATA, "created": time.time(), "wrapped": wrapped}  # fmt: skip
         write.execute(tenant_keys.insert().values(row))
         return key
 
@@ -136,7 +135,7 @@ class TenantKeys:
             key_id = bytes.fromhex(row.key_id)
             if (key := self._unwrapped.get(key_id)) is None:  # a KMS is slow
                 secret = self._master.unwrap(row.wrapped, _context(row.tenant, row.key_id))
-                key = DataKey(key_id, row.tenant, secret, row.purpose)
+                key = DataKey(key_id, row.tenant, secret)
             found.append(key)
         self._unwrapped = {key.id: key for key in found}
         return found
@@ -167,14 +166,14 @@ def keys_database(folder: Path) -> ServiceDatabase:
 
 
 def require_no_keys(settings: Settings, shared: ServiceDatabase | None) -> None:
-    """Check that a service without a master key has stored nothing that is encrypted.
+    """Check that a service without a master key has stored no KV that is encrypted.
 
     Args:
         settings: of the service.
         shared: as in `tenant_keys_of`, started.
 
     Raises:
-        InvalidSetting: tenants have keys.
+        InvalidSetting: tenants have keys, or an earlier version has sealed more than KV.
     """
     database = shared
     if database is None:
@@ -184,14 +183,26 @@ def require_no_keys(settings: Settings, shared: ServiceDatabase | None) -> None:
         database.start()
     try:
         with database.read() as read:
+            _require_clear_rows(read)
             found = read.execute(sa.select(tenant_keys.c.key_id).limit(1)).first()
     finally:
         if shared is None:
             database.close()
     if found is not None:
         raise InvalidSetting(
-            "what is stored here is encrypted, and no master key is set: set "
+            "KV that is stored here is encrypted, and no master key is set: set "
             "encryption_key_file (KVSTITCH_ENCRYPTION_KEY_FILE), encryption_key or encryption_kms"
+        )
+
+
+def _require_clear_rows(read: sa.Connection) -> None:
+    """Check that no earlier version has sealed documents, as it did where it made other keys."""
+    others = sa.select(tenant_keys.c.key_id).where(tenant_keys.c.purpose != DATA).limit(1)
+    if read.scalar(others) is not None:
+        raise InvalidSetting(
+            "the documents here were encrypted by an earlier version; this one encrypts KV alone, "
+            "and leaves documents to an encrypted disk: ingest them into an empty data folder or "
+            "database"
         )
 
 

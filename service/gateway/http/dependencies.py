@@ -45,7 +45,7 @@ async def _documents(gateway: GatewayDep) -> DocumentService:
 async def _upload(
     request: Request, gateway: GatewayDep
 ) -> AsyncIterator[AsyncIterator[IngestDocument]]:
-    upload = gateway.corpus.spool.upload(request.state.principal.tenant)
+    upload = gateway.corpus.spool.upload()
     try:
         yield read_documents(request, gateway.settings, upload)
     finally:

@@ -16,7 +16,6 @@ from retriever.errors import (
     InvalidDocument,
     InvalidQuery,
     RetrieverError,
-    TextLocked,
 )
 from retriever.filters import MATCH_ALL
 from retriever.readers import joined_readers
@@ -26,7 +25,6 @@ from service.errors import (
     DatabaseUnavailable,
     InternalError,
     InvalidRequest,
-    KeyDeleted,
     KvstitchError,
 )
 from service.gateway.auth.access import Principal
@@ -69,8 +67,6 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
         return InvalidRequest(str(error), field=field)
     if isinstance(error, CatalogUnreachable):
         return DatabaseUnavailable(str(error), retry_after_s=2.0)
-    if isinstance(error, TextLocked):
-        return KeyDeleted(f"this cannot be decrypted ({error}): ingest the document again")
     failed = "embedder" if isinstance(error, EmbedderError) else "document index"
     return InternalError(f"the {failed} failed: {error}")
 

@@ -35,7 +35,7 @@ from service.messages.replies import (
     TokenItem,
     Tokens,
 )
-from service.messages.requests import Hello, Keys, Message, Ping, Shutdown, TenantKey
+from service.messages.requests import Hello, Keys, Message, Ping, Shutdown
 from service.messages.wire import KNOWN_PROTOCOLS
 
 logger = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class WorkerConnection:
         if self._keys is None or self._socket is None or self._keys_sent == self._keys.version:
             return
         version, keys = self._keys.version, self._keys.all()
-        self._send(Keys([TenantKey(k.id, k.owner, k.secret, k.purpose) for k in keys]))
+        self._send(Keys(keys))
         self._keys_sent = version
 
     def _send(self, message: Message) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from encryption.keyring import DataKey, Keyring
+from encryption.keyring import Keyring
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
 from service.messages.replies import Failed, GateStates, Precomputed, Purged
 from service.messages.requests import (
@@ -213,9 +213,8 @@ class WorkerServer:
                     self.stop()
 
     def _take_keys(self, gateway: bytes, message: Keys) -> None:
-        taken = [DataKey(k.id, k.tenant, k.secret, k.purpose) for k in message.keys]
         alone = self._leases is None
-        self._change_keys(lambda keys: keys.take(gateway, taken, alone=alone))
+        self._change_keys(lambda keys: keys.take(gateway, message.keys, alone=alone))
 
     def _change_keys(self, change: Callable[[GatewayKeys], bool]) -> None:
         """Seal and open with other keys from now on; nothing stays in memory of a tenant whose

@@ -20,13 +20,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from encryption.keyring import Keyring
 from kvstitch.records.documents import Receipt
 from retriever.readers import EVERYBODY
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents import membership
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import confirmations, contents, purges, receipts, sizes
 from service.messages.requests import ChunkTokens
@@ -44,11 +42,9 @@ class PendingPurge(ChunkKV):
 
 
 class DeletionStore:
-    """Thread-safe; every call blocks. The database must have been started. What can be decoded to
-    text is sealed under the keys, if there are any."""
+    """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: ServiceDatabase, keys: Keyring | None = None) -> None:
-        self._sealed = SealedRows(keys)
+    def __init__(self, database: ServiceDatabase) -> None:
         self._database = database
         self._shared = database.shared
 
@@ -82,7 +78,7 @@ class DeletionStore:
         with self._database.write() as write:
             write.execute(receipts.insert(), row)
             write.execute(sizes.delete().where(*of_collection, among(sizes.c.doc_id, doc_ids)))
-            _insert_purges(write, targets, receipt_id, self._sealed)
+            _insert_purges(write, targets, receipt_id)
         return receipt_id
 
     def receipt(self, receipt_id: str, tenant: str) -> tuple[Receipt, list[str]] | None:
@@ -116,7 +112,7 @@ class DeletionStore:
     def add_purges(self, targets: Sequence[ChunkKV]) -> None:
         """Add purges that belong to no receipt, e.g. of a document that was replaced."""
         with self._database.write() as write:
-            _insert_purges(write, targets, None, self._sealed)
+            _insert_purges(write, targets, None)
 
     def pending_purges(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
         """Return the oldest purges that this gateway has not made, of all receipts or one."""
@@ -126,7 +122,7 @@ class DeletionStore:
         if self._shared:
             query = query.where(membership.unconfirmed_by(self._database.gateway_id))
         with self._database.read() as read:
-            return [_pending(row, self._sealed) for row in read.execute(query)]
+            return [_pending(row) for row in read.execute(query)]
 
     def settle(self, made: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
         """Remove purges that this gateway has made and no other still has to make: all of them of
@@ -183,16 +179,7 @@ class DeletionStore:
         self._database.scrub()
 
 
-def _insert_purges(
-    write: Connection,
-    targets: Sequence[ChunkKV],
-    receipt_id: str | None,
-    sealed: SealedRows,
-) -> None:
-    def text(target: ChunkKV, what: str, content: object) -> str | None:
-        place = purge_place(what, target.tenant, target.collection, target.doc_id, target.chunk_id)
-        return sealed.text(target.tenant, json.dumps(content), *place)
-
+def _insert_purges(write: Connection, targets: Sequence[ChunkKV], receipt_id: str | None) -> None:
     rows = [
         {
             "receipt_id": receipt_id,
@@ -200,8 +187,8 @@ def _insert_purges(
             "collection": target.collection,
             "doc_id": target.doc_id,
             "chunk_id": target.chunk_id,
-            "ids": text(target, "ids", target.ids),
-            "copies": text(target, "copies", _packed(target.copies)),
+            "ids": json.dumps(target.ids),
+            "copies": json.dumps(_packed(target.copies)),
             "prompts": int(target.prompts),
         }
         for target in targets
@@ -210,13 +197,9 @@ def _insert_purges(
         write.execute(purges.insert(), rows)
 
 
-def _pending(row: Row[Any], sealed: SealedRows) -> PendingPurge:
-    def content(what: str, stored: str) -> Any:
-        place = purge_place(what, row.tenant, row.collection, row.doc_id, row.chunk_id)
-        return json.loads(sealed.opened_text(stored, *place) or "[]")
-
-    copies = _unpacked(content("copies", row.copies))
-    made = {"ids": content("ids", row.ids), "copies": copies, "prompts": bool(row.prompts)}
+def _pending(row: Row[Any]) -> PendingPurge:
+    copies = _unpacked(json.loads(row.copies))
+    made = {"ids": json.loads(row.ids), "copies": copies, "prompts": bool(row.prompts)}
     return PendingPurge(**{**row._mapping, **made})
 
 
@@ -246,11 +229,6 @@ def _unpacked(content: Any) -> list[ChunkTokens]:
         behind = [[texts[number] for number in prefix] for prefix in prefixes]
         out.append(ChunkTokens(chunk_id, texts[own], *((behind[0], behind[1:]) if behind else ())))
     return out
-
-
-def purge_place(what: str, *names: object) -> tuple[object, ...]:
-    """Where token ids of a purge are sealed for: they can be decoded to text."""
-    return f"purge {what}", *names
 
 
 def _remove(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -33,9 +32,7 @@ from service.gateway.documents.jobs.job_database import (
     in_state,
     lock_jobs,
     record_sizes,
-    sealed_for,
     update_job_states,
-    warnings_place,
 )
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.tables import documents, jobs
@@ -114,16 +111,10 @@ class UnfinishedDocuments:
         free = {**FREE, "owner": ""} if self._rows.shared else FREE
         with self._rows.freeing() as write:
             own = self._own(write, [item.number for item in indexed])
-            kept = [
-                replace(item, warnings=self._rows.sealed_warnings(item, *warnings_place(*item.key)))
-                for item in indexed
-                if item.number in own
-            ]
-            record_sizes(write, kept)
+            record_sizes(write, [item for item in indexed if item.number in own])
             values = [
                 {"_number": item.number, "change": item.change, "chunks": item.chunks,
-                 "tokens": item.tokens, "warnings": self._rows.sealed_warnings(
-                     item, *sealed_for("said", item.job_id, item))}
+                 "tokens": item.tokens, "warnings": item.warnings}
                 for item in indexed
             ]  # fmt: skip
             self._update(write, {"state": "indexed", **free}, values)
@@ -135,12 +126,7 @@ class UnfinishedDocuments:
     def set_failed(
         self, failed: Sequence[tuple[IngestDocument, str]], state: str = "failed"
     ) -> None:
-        # Errors of libraries may quote a file.
-        values = [
-            {"_number": item.number, "error": self._rows.sealed.text(
-                item.tenant, error, *sealed_for("said", item.job_id, item))}
-            for item, error in failed
-        ]  # fmt: skip
+        values = [{"_number": item.number, "error": error} for item, error in failed]
         with self._rows.freeing() as write:
             self._update(write, {"state": state, **FREE}, values)
 
@@ -190,10 +176,7 @@ class UnfinishedDocuments:
         content = row.content or b""
         if row.spooled is not None:
             content = self._rows.spool.file(row.spooled, row.bytes)
-        elif content:
-            where = sealed_for("content", row.job_id, row)
-            content = self._rows.sealed.opened_content(content, *where)
-        sent = json.loads(self._rows.meta(row) or "{}")
+        sent = json.loads(row.meta or "{}")
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **sent,
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,

@@ -1,5 +1,4 @@
-"""What the parts of the job store share: rows of documents, the jobs that they make, and what
-seals them."""
+"""What the parts of the job store share: rows of documents, and the jobs that they make."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +21,6 @@ from kvstitch.records.documents import (
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents.jobs.job_records import NO_WARNINGS, IngestDocument, StoredJob
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, freed_files, jobs, sizes
 
@@ -41,7 +38,6 @@ class JobDatabase:
         self.read, self.write = database.read, database.write
         self.scrub = database.scrub
         self.spool = spool
-        self.sealed = SealedRows(spool.keys)
         self.me = database.gateway_id
         self.shared = database.shared
 
@@ -61,26 +57,6 @@ class JobDatabase:
             self.spool.remove(freed)
             with self.write() as write:
                 write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
-
-    def meta(self, row: Any) -> str | None:
-        """Return what was sent with a document, as JSON."""
-        return self.sealed.opened_text(row.meta, *sealed_for("meta", row.job_id, row))
-
-    def sealed_warnings(self, document: IngestDocument, *where: object) -> str:
-        """Return what is stored for a document's warnings."""
-        if document.warnings == NO_WARNINGS:
-            return NO_WARNINGS
-        return self.sealed.text(document.tenant, document.warnings, *where) or NO_WARNINGS
-
-
-def sealed_for(what: str, job_id: str, document: Any) -> tuple[object, ...]:
-    """Return where a document's `meta`, `content`, or what is `said` of it, is sealed for."""
-    return f"job {what}", job_id, document.collection, document.doc_id
-
-
-def warnings_place(tenant: str, collection: str, doc_id: str) -> tuple[object, ...]:
-    """Return where the warnings of a stored document are sealed for."""
-    return "warnings", tenant, collection, doc_id
 
 
 def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool]:
@@ -130,9 +106,7 @@ BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
 
 
-def load_job(
-    read: sa.Connection, row: sa.Row[Any], sealed: SealedRows, max_errors: int = MAX_ERRORS
-) -> StoredJob:
+def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> StoredJob:
     """Return a job from its row of JOB and the rows of its documents, with so many errors."""
     mine = documents.c.job_id == row.job_id
     kinds = documents.c["state", "change"]
@@ -151,11 +125,7 @@ def load_job(
         """Return (collection, document, what is said of it) of the first documents."""
         query = sa.select(*named, column.label("said")).where(*where)
         rows = read.execute(query.order_by(documents.c.number).limit(max_errors))
-        where_of = partial(sealed_for, "said", row.job_id)
-        return [
-            (each.collection, each.doc_id, sealed.opened_text(each.said, *where_of(each)) or "")
-            for each in rows
-        ]
+        return [(each.collection, each.doc_id, each.said) for each in rows]
 
     warned = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
     job = Job(

@@ -9,14 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from encryption.errors import EncryptionError
-from encryption.keyring import Keyring
-from encryption.sealed_files import opened_blocks
-from encryption.values import place
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
-from service.gateway.encryption.sealed_rows import locked
 
 NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20
@@ -29,28 +24,16 @@ class SpooledFile:
     path: Path
     size: int  # of the content, in bytes
     start: bytes = b""  # the first bytes, which tell its kind; b"" once that is known
-    keys: Keyring | None = field(default=None, compare=False, repr=False)  # None: in the clear
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content; raises KeyDeleted if it cannot be decrypted."""
+        """Yield the content."""
         with self.path.open("rb") as file:
-            if self.keys is not None:
-                try:
-                    yield from opened_blocks(self.keys, file, spool_place(self.path.name))
-                except EncryptionError as error:
-                    raise locked(error) from error
-                return
             while block := file.read(BLOCK_BYTES):
                 yield block
 
     def read(self) -> bytes:
-        """Return the content. Raises as `blocks`."""
-        return b"".join(self.blocks())
-
-
-def spool_place(name: str) -> bytes:
-    """Return where a file is sealed for."""
-    return place("spool", name)
+        """Return the content."""
+        return self.path.read_bytes()
 
 
 @dataclass(frozen=True)

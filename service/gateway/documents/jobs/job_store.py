@@ -36,9 +36,7 @@ from service.gateway.documents.jobs.job_database import (
     load_job,
     lock_jobs,
     read_warnings,
-    sealed_for,
     update_job_states,
-    warnings_place,
 )
 from service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
@@ -88,12 +86,10 @@ class JobStore:
 
     def spool(self, job_id: str, items: Sequence[IngestDocument]) -> None:
         """Write documents of a job that is not accepted yet. Their files are the job's now."""
-        tenant = self._tenant_of(job_id) if self._rows.sealed.keys is not None else ""
         rows = [
             {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
-             "bytes": item.size, "kind": item.kind, "state": "spooling",
-             "meta": self._rows.sealed.text(tenant, item.meta, *sealed_for("meta", job_id, item)),
-             **self._content(job_id, tenant, item)}
+             "bytes": item.size, "kind": item.kind, "state": "spooling", "meta": item.meta,
+             **self._content(item)}
             for item in items
         ]  # fmt: skip
         if rows:
@@ -153,7 +149,7 @@ class JobStore:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
         with self._rows.read() as read:
             row = read.execute(JOB.where(*named)).first()
-            return None if row is None else load_job(read, row, self._rows.sealed, max_errors)
+            return None if row is None else load_job(read, row, max_errors)
 
     def page(
         self,
@@ -177,7 +173,7 @@ class JobStore:
                 shown = [each for each in there if all(map(view.shows, json.loads(each)))]
                 query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
-            found = [load_job(read, row, self._rows.sealed) for row in rows[:limit]]
+            found = [load_job(read, row) for row in rows[:limit]]
         return found, str(rows[limit - 1].number) if len(rows) > limit else None
 
     def states(self) -> dict[str, int]:
@@ -209,7 +205,7 @@ class JobStore:
             query = waiting.where(documents.c.collection == scope.collection, named)
             found: dict[int, tuple[str, str, str]] = {}  # number → job, document, readers
             for row in write.execute(query):
-                sent = json.loads(self._rows.meta(row) or "{}")
+                sent = json.loads(row.meta or "{}")
                 if scope.view.shows(readers := sent.get("readers", EVERYBODY)):
                     found[row.number] = row.job_id, row.doc_id, readers
             job_ids = [job_id for job_id, _, _ in found.values()]
@@ -226,8 +222,7 @@ class JobStore:
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
         with self._rows.read() as read:
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
-            where = warnings_place(tenant, collection, doc_id)
-            return read_warnings(self._rows.sealed.opened_text(stored, *where) or NO_WARNINGS)
+        return read_warnings(stored or NO_WARNINGS)
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
@@ -258,17 +253,11 @@ class JobStore:
         count, size = write.execute(sa.select(sa.func.count(), total).select_from(most_of)).one()
         check(int(count), int(size))
 
-    def _content(self, job_id: str, tenant: str, document: IngestDocument) -> dict[str, Any]:
+    def _content(self, document: IngestDocument) -> dict[str, Any]:
         """Return the columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
         if isinstance(content, SpooledFile):
             if not self._rows.shared:
                 return {"content": None, "spooled": content.path.name}
             content = content.read()
-        where = sealed_for("content", job_id, document)
-        return {"content": self._rows.sealed.content(tenant, content, *where), "spooled": None}
-
-    def _tenant_of(self, job_id: str) -> str:
-        with self._rows.read() as read:
-            found = read.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
-        return found or ""
+        return {"content": content, "spooled": None}

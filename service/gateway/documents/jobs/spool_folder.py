@@ -20,23 +20,18 @@ from typing import Any, Self
 
 import aiofiles
 
-from encryption.keyring import Keyring
-from encryption.sealed_files import FileSealer
 from service.gateway.data_folder import DiskGuard
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile, spool_place
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs
 START_BYTES = 16  # enough to tell a file's kind
 
 
 class SpoolFolder:
-    """Thread-safe, but for `upload`, whose result belongs to one request. `start` makes the folder;
-    without keys its files are in the clear."""
+    """Thread-safe, but for `upload`, whose result belongs to one request. `start` makes the
+    folder."""
 
-    def __init__(
-        self, folder: Path, disk: DiskGuard | None = None, keys: Keyring | None = None
-    ) -> None:
-        self.keys = keys
+    def __init__(self, folder: Path, disk: DiskGuard | None = None) -> None:
         self._folder = folder
         self._disk = disk or DiskGuard(folder.parent)
         self._unclaimed: set[str] = set()  # files that no row names yet
@@ -44,13 +39,13 @@ class SpoolFolder:
     def start(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def upload(self, tenant: str = "") -> Upload:
-        """Return what takes the files of one request of a tenant; it has to be closed."""
-        return Upload(self, tenant)
+    def upload(self) -> Upload:
+        """Return what takes the files of one request; it has to be closed."""
+        return Upload(self)
 
     def file(self, name: str, size: int, start: bytes = b"") -> SpooledFile:
         """Return a file by its name in the folder."""
-        return SpooledFile(self.path(name), size, start, self.keys)
+        return SpooledFile(self.path(name), size, start)
 
     def path(self, name: str) -> Path:
         return self._folder / name
@@ -94,12 +89,12 @@ class SpoolFolder:
 class Upload:
     """The files of one request. Closing it removes those that no job has."""
 
-    def __init__(self, spool: SpoolFolder, tenant: str) -> None:
-        self._spool, self._tenant = spool, tenant
+    def __init__(self, spool: SpoolFolder) -> None:
+        self._spool = spool
         self._writers: list[SpoolWriter] = []
 
     async def writer(self) -> SpoolWriter:
-        made = await SpoolWriter.open(self._spool, self._tenant)
+        made = await SpoolWriter.open(self._spool)
         self._writers.append(made)
         return made
 
@@ -138,31 +133,23 @@ class Upload:
 class SpoolWriter:
     """Writes one file as its bytes come in; raises DiskFull where there is no room."""
 
-    def __init__(
-        self, spool: SpoolFolder, name: str, file: Any, sealer: FileSealer | None = None
-    ) -> None:
+    def __init__(self, spool: SpoolFolder, name: str, file: Any) -> None:
         self._spool, self.name, self._file = spool, name, file
-        self._sealer = sealer
         self._start = b""
         self._size = 0
 
     @classmethod
-    async def open(cls, spool: SpoolFolder, tenant: str) -> Self:
-        name, sealer = uuid.uuid4().hex, None
-        if spool.keys is not None:
-            key = await asyncio.to_thread(spool.keys.current, tenant)
-            sealer = FileSealer(key, spool_place(name))
-        return cls(spool, name, await spool.open(name), sealer)
+    async def open(cls, spool: SpoolFolder) -> Self:
+        name = uuid.uuid4().hex
+        return cls(spool, name, await spool.open(name))
 
     async def write(self, data: bytes) -> None:
-        await self._spool.write(self._file, self._sealer.update(data) if self._sealer else data)
+        await self._spool.write(self._file, data)
         self._start = (self._start + data[:START_BYTES])[:START_BYTES]
         self._size += len(data)
 
     async def finish(self) -> SpooledFile:
         """Return when the file is safely on disk."""
-        if self._sealer is not None:
-            await self._spool.write(self._file, self._sealer.finish())
         await self._spool.sync(self._file)
         await self.close()
         return self._spool.file(self.name, self._size, self._start)

@@ -115,18 +115,15 @@ async def _run(
     if isinstance(content, bytes):
         return await _run_on(PIPE, content, limits, what)
     try:
-        if isinstance(content, SpooledFile):
-            if content.keys is not None:
-                return await _run_on(PIPE, content, limits, what)
-            content = content.path
-        with content.open("rb") as file:
+        path = content.path if isinstance(content, SpooledFile) else content
+        with path.open("rb") as file:
             return await _run_on(file, None, limits, what)
     except OSError as error:
         raise InvalidRequest(GONE.format(error.strerror)) from error
 
 
 async def _run_on(
-    stdin: int | IO[bytes], content: bytes | SpooledFile | None, limits: FileLimits, what: list[str]
+    stdin: int | IO[bytes], content: bytes | None, limits: FileLimits, what: list[str]
 ) -> dict[str, Any]:
     """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
@@ -160,15 +157,13 @@ async def _run_on(
     return answer
 
 
-async def _feed(process: Process, content: bytes | SpooledFile | None) -> None:
+async def _feed(process: Process, content: bytes | None) -> None:
     if content is None:
         return
     assert process.stdin is not None
-    blocks = iter([content]) if isinstance(content, bytes) else content.blocks()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while (block := await asyncio.to_thread(next, blocks, None)) is not None:
-            process.stdin.write(block)
-            await process.stdin.drain()
+        process.stdin.write(content)
+        await process.stdin.drain()
         process.stdin.close()
 
 

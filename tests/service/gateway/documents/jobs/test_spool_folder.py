@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,52 +203,3 @@ async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path)
 def name_of(document: IngestDocument) -> str:
     assert isinstance(document.content, SpooledFile)
     return document.content.path.name
-
-
-def test_what_waits_is_encrypted(folder: Path, data: Path) -> None:
-    """Files of the spool folder, rows of jobs, and what is owed of a deletion."""
-    with running(folder, data, encryption_key="ab" * 32) as rig:
-        away(rig)
-        large_pdf = make_pdf(["One." + " kettle" * 20_000])
-        reply = post(
-            rig,
-            [
-                ("a.txt", LARGE, "text/plain"),
-                ("b.pdf", large_pdf, "application/pdf"),
-                ("c.txt", b"A smallkettle sings.", "text/plain"),
-            ],
-        )
-        assert reply.status_code == 202 and len(spooled(data)) == 2
-        held = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
-        assert b"a.txt" in held  # names are in the clear
-        for word in (b"kettle", b"smallkettle", b"%PDF", b"of the north"):
-            assert word not in held
-        back(rig)
-        job = rig.finished(reply.json()["job_id"])
-        assert job["state"] == "succeeded", job
-        assert rig.http.get("/admin/documents/a.txt").json()["text"].encode() == LARGE
-        assert rig.http.get("/admin/documents/b.pdf").json()["text"].startswith("One.")
-        assert spooled(data) == []
-        broken = post(rig, [("broken.pdf", b"%PDF-1.4 not at all a pdf kettle", "application/pdf")])
-        failed = rig.finished(broken.json()["job_id"])
-        assert failed["state"] == "failed" and failed["errors"][0]["message"]
-        with sqlite3.connect(data / "jobs.sqlite3") as raw:
-            (error,) = raw.execute("SELECT error FROM documents WHERE error IS NOT NULL").fetchone()
-        raw.close()
-        assert failed["errors"][0]["message"] not in error and error.startswith("\x02")
-
-
-def test_a_spooled_file_in_anothers_place_fails_alone(folder: Path, data: Path) -> None:
-    with running(folder, data, encryption_key="ab" * 32) as rig:
-        away(rig)
-        reply = post(rig, [("a.txt", LARGE, "text/plain"), ("b.txt", LARGE[::-1], "text/plain")])
-        one, two = spooled(data)
-        one.write_bytes(two.read_bytes())
-        back(rig)
-        job = rig.finished(reply.json()["job_id"])
-        assert (
-            job["state"] == "failed"
-            and job["progress"]["done"] == 1
-            and job["progress"]["failed"] == 1
-        )
-        assert "ingest" in job["errors"][0]["message"]
