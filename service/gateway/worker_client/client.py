@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
+from encryption.errors import EncryptionError
 from service.errors import Overloaded, WorkerUnavailable, from_code
-from service.gateway.worker_client.connection import WorkerConnection
+from service.gateway.worker_client.connection import RETRY_AFTER_S, WorkerConnection
 from service.gateway.worker_client.protocol import Event
 from service.messages.replies import (
     Done,
@@ -85,6 +87,7 @@ class WorkerClient(WorkerConnection):
         Yields:
             One reply per chunk, as it is done.
         """
+        await self._make_key(message.tenant)
         with self.call(message.id, message) as queue:
             left = len(message.documents)
             try:
@@ -99,6 +102,15 @@ class WorkerClient(WorkerConnection):
             finally:
                 if left:
                     self.abort(message.id, "disconnect")
+
+    async def _make_key(self, tenant: str) -> None:
+        """Have a key for what is stored of a tenant: the worker itself makes none."""
+        if self._keys is not None:
+            try:
+                await asyncio.to_thread(self._keys.current, tenant)
+            except EncryptionError as error:
+                why = f"the tenant {tenant!r} has no key: {error}"
+                raise WorkerUnavailable(why, retry_after_s=RETRY_AFTER_S) from error
 
     async def purge(self, message: Purge) -> Purged:
         return await self._ask(message.id, message, Purged)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from encryption.keyring import DataKey, Keyring
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
 from service.messages.replies import Done, Failed, TokenItem
@@ -18,6 +19,7 @@ from service.messages.requests import (
     Abort,
     ChunkTokens,
     Generate,
+    Keys,
     Method,
     Precompute,
     Purge,
@@ -34,11 +36,14 @@ def request(name: str, tokens: int = 5) -> Generate:
 
 @asynccontextmanager
 async def connected(
-    data: Path, worker: FakeWorker | None = None, heartbeat_timeout_s: float = 3.0
+    data: Path,
+    worker: FakeWorker | None = None,
+    heartbeat_timeout_s: float = 3.0,
+    keys: Keyring | None = None,
 ) -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
     worker = worker or FakeWorker("")
     worker.address = f"ipc://{data}/w.sock"
-    client = WorkerClient(heartbeat_timeout_s=heartbeat_timeout_s, hello_every_s=0.05)
+    client = WorkerClient(heartbeat_timeout_s=heartbeat_timeout_s, hello_every_s=0.05, keys=keys)
     await worker.start()
     client.connect(worker.address)
     await asyncio.wait_for(client.wait_ready(), 30)
@@ -118,6 +123,19 @@ async def test_precompute_and_purge(data: Path) -> None:
         assert (purged.copies, purged.unreached) == ({"memory": 2}, [])
         assert worker.stored == {(2, 2)}
         assert [r async for r in client.precompute(Precompute("p", [0], []))] == []
+
+
+async def test_a_worker_has_a_tenants_key_before_it_stores_for_it(data: Path) -> None:
+    def make(tenant: str) -> list[DataKey]:
+        return [] if tenant == "refused" else [DataKey(tenant.encode() * 4, tenant, bytes(32))]
+
+    async with connected(data, keys=Keyring(make=make)) as (client, worker):
+        chunks = [ChunkTokens(1, [1, 1])]
+        assert [r async for r in client.precompute(Precompute("p", [0], chunks, tenant="acme"))]
+        before = [m for m in worker.received if isinstance(m, Keys | Precompute)]
+        assert isinstance(before[-2], Keys) and [k.owner for k in before[-2].keys] == ["acme"]
+        with pytest.raises(WorkerUnavailable, match="'refused' has no key"):
+            _ = [r async for r in client.precompute(Precompute("q", [0], chunks, tenant="refused"))]
 
 
 async def test_chunks_that_nobody_waits_for_are_given_up(data: Path) -> None:
