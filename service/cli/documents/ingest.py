@@ -9,14 +9,14 @@ that job. A batch whose job has ended is sent again, which changes nothing that 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 
 from service.cli.documents import watch
-from service.cli.documents.files import count, read
-from service.cli.documents.folder import scan, wanted_suffixes
+from service.cli.documents.files import Read, count, read
+from service.cli.documents.folder import SourceFile, scan, wanted_suffixes
 from service.cli.documents.ingest_run import Ingest
-from service.cli.documents.web import fetch_all
 from service.cli.options import add_client_options, parse_pairs, positive, seconds
-from service.cli.service_client import CommandError, WrongArgument, client
+from service.cli.service_client import CommandError, client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "An ingest that was cut off can be given again: nothing is done twice."
     add = parser.add_argument
     suffixes = ", ".join(wanted_suffixes())
-    add("paths", nargs="*", metavar="PATH", help=f"{suffixes}, a folder, or a pattern such as "
+    add("paths", nargs="+", metavar="PATH", help=f"{suffixes}, a folder, or a pattern such as "
         "'docs/**/*.pdf'")  # fmt: skip
+    add_document_options(parser)
+    add("--watch", action="store_true", help="of one folder: go on, and ingest what is new or "
+        "changed")  # fmt: skip
+    add("--delete-removed", action="store_true", help="with --watch: delete the documents of files "
+        "that are removed meanwhile")  # fmt: skip
+    add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="with --watch: between "
+        "two looks at the folder (default: 2)")  # fmt: skip
+    parser.set_defaults(command=run)
+
+
+def add_document_options(parser: argparse.ArgumentParser) -> None:
+    """Add what can be said of documents that are sent, and of the service that gets them."""
+    add = parser.add_argument
     add("--collection", help="put them there (default: default)")
     add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
         "object; may be repeated")  # fmt: skip
@@ -36,21 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "all of the tenant)")  # fmt: skip
     add("--batch", type=positive, default=200, help="documents per call (default: 200)")
     add("--no-wait", action="store_true", help="print the jobs and do not wait for the KV")
-    add("--urls", metavar="FILE", help="fetch these: a URL per line")
-    add("--sitemap", metavar="URL", help="fetch the pages of a sitemap")
-    add("--allow-host", action="append", metavar="HOST", help="with --urls, --sitemap: fetch from "
-        "there (a sitemap's own host is allowed); may be repeated")  # fmt: skip
-    add("--max-urls", type=positive, default=1000, help="pages to fetch (default: 1000)")
-    add("--allow-private-addresses", action="store_true", help="fetch also from loopback, private "
-        "and link-local addresses")  # fmt: skip
-    add("--watch", action="store_true", help="of one folder: go on, and ingest what is new or "
-        "changed")  # fmt: skip
-    add("--delete-removed", action="store_true", help="with --watch: delete the documents of files "
-        "that are removed meanwhile")  # fmt: skip
-    add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="with --watch: between "
-        "two looks at the folder (default: 2)")  # fmt: skip
     add_client_options(parser)
-    parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,25 +57,30 @@ def run(args: argparse.Namespace) -> int:
     metadata = parse_pairs(args.metadata, "--metadata")
     if args.watch:
         return watch.run(args, metadata)
-    web = args.urls is not None or args.sitemap is not None
-    if not args.paths and not web:
-        raise WrongArgument("say what to ingest: PATH…, --urls FILE or --sitemap URL")
     found = scan(args.paths)
     ingest = Ingest(args, metadata, total=count(found.sources) + len(found.failed))
     for file in found.skipped:
         ingest.skip(file)
     for document in found.failed:
         ingest.fail(document)
-    if not found.sources and not found.failed and not web:
+    if not found.sources and not found.failed:
         raise CommandError(
             f"no documents: {', '.join(args.paths)} hold no {', '.join(wanted_suffixes())} files"
         )
+    return send(args, ingest, read(found.sources, metadata), found.sources)
+
+
+def send(
+    args: argparse.Namespace,
+    ingest: Ingest,
+    documents: Iterable[Read],
+    sources: Sequence[SourceFile] = (),
+) -> int:
+    """Send documents, of these files where they are files, and wait; 1 if any is not stored."""
     with client(args) as service, ingest.bar:
-        if found.sources:
-            ingest.foretell(service, found.sources)
-        ingest.send_all(service, read(found.sources, metadata))
-        if web:
-            ingest.send_all(service, fetch_all(args))
+        if sources:
+            ingest.foretell(service, sources)
+        ingest.send_all(service, documents)
         if not args.no_wait:
             try:
                 ingest.watch(service)

@@ -51,9 +51,8 @@ class Known:
 
 def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
     """Watch a folder; ends only by an error or an interrupt."""
-    fetches = args.urls is not None or args.sitemap is not None
-    if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait or fetches:
-        raise WrongArgument("--watch takes one folder, and neither URLs nor --no-wait")
+    if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait:
+        raise WrongArgument("--watch takes one folder, and no --no-wait")
     watch = Watch(args, metadata)
     while True:
         watch.round()

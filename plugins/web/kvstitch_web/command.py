@@ -1,4 +1,4 @@
-"""Pages of the web as documents, called by their URL; URLs come from a file or a sitemap."""
+"""`kvstitch web`: pages are documents, called by their URL; URLs come from a file or a sitemap."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from urllib.parse import urldefrag, urlsplit
 from xml.etree import ElementTree
 
-from service.cli.documents.fetch import Fetched, Fetcher, FetchLimits, NotFetched
+from kvstitch_web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
 from service.cli.documents.files import DocumentToSend, Read
 from service.cli.documents.folder import OTHER_KIND, SkippedFile, UnsendableDocument
+from service.cli.documents.ingest import add_document_options, send
+from service.cli.documents.ingest_run import Ingest
+from service.cli.options import parse_pairs, positive
 from service.cli.service_client import CommandError, WrongArgument
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.charsets import decode
@@ -22,6 +25,28 @@ MAX_BYTES = 32 << 20
 MAX_SECONDS = 60.0
 _NAMELESS = ("", "application/octet-stream", "text/plain")  # types that say nothing
 _UNSENDABLE = '"\\'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Fetch pages and ingest them; each is called by its URL."
+    add = parser.add_argument
+    add("--urls", metavar="FILE", help="fetch these: a URL per line")
+    add("--sitemap", metavar="URL", help="fetch the pages of a sitemap")
+    add("--allow-host", action="append", metavar="HOST", help="fetch from there (a sitemap's own "
+        "host is allowed); may be repeated")  # fmt: skip
+    add("--max-urls", type=positive, default=1000, help="pages to fetch (default: 1000)")
+    add("--allow-private-addresses", action="store_true", help="fetch also from loopback, private "
+        "and link-local addresses")  # fmt: skip
+    add_document_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ingest all pages; 1 if any of them is not stored."""
+    if args.urls is None and args.sitemap is None:
+        raise WrongArgument("say what to fetch: --urls FILE or --sitemap URL")
+    ingest = Ingest(args, parse_pairs(args.metadata, "--metadata"), total=0)
+    return send(args, ingest, fetch_all(args))
 
 
 def fetch_all(args: argparse.Namespace) -> Iterator[Read]:

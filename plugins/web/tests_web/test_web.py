@@ -1,4 +1,4 @@
-"""`kvstitch ingest --urls` and `--sitemap`, from a real server on loopback."""
+"""`kvstitch web`, from a real server on loopback."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
+from kvstitch_web.fetch import Fetcher, FetchLimits, NotFetched, not_public
 from service.cli import main
-from service.cli.documents.fetch import Fetcher, FetchLimits, NotFetched, not_public
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
@@ -73,7 +73,7 @@ def site() -> Iterator[Site]:
 
 
 def ingest(rig: Rig, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, dict[str, Any]]:
-    code = main(["ingest", "--json", "--url", rig.url, *given])
+    code = main(["web", "--json", "--url", rig.url, *given])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -131,7 +131,7 @@ def test_a_sitemap_of_sitemaps(rig: Rig, site: Site, capsys: pytest.CaptureFixtu
     assert code == 0 and (result["ingested"], result["unchanged"]) == (1, 1)
     for body in (b"<urlset", b'<!DOCTYPE x [<!ENTITY a "b">]><urlset>&a;</urlset>'):
         site.page("/bad.xml", "application/xml", body)
-        given = ["ingest", "--sitemap", f"{site.url}/bad.xml", "--allow-private-addresses"]
+        given = ["web", "--sitemap", f"{site.url}/bad.xml", "--allow-private-addresses"]
         assert main([*given, "--url", rig.url]) == 1
         assert "sitemap" in capsys.readouterr().err
 
@@ -184,10 +184,9 @@ def test_a_page_may_be_neither_large_nor_slow(site: Site) -> None:
 def test_wrong_arguments(rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "urls").write_text("http://example.org/")
     for given, part in (
-        ([], "say what to ingest"),
+        ([], "say what to fetch"),
         (["--urls", str(tmp_path / "urls")], "--allow-host"),
         (["--urls", str(tmp_path / "none"), "--allow-host", "x"], "cannot be read"),
-        ([str(tmp_path), "--watch", "--sitemap", "http://x/"], "neither URLs"),
     ):
-        assert main(["ingest", *given, "--url", rig.url]) == 2
+        assert main(["web", *given, "--url", rig.url]) == 2
         assert part in capsys.readouterr().err
