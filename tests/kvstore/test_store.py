@@ -81,6 +81,17 @@ def test_a_read_promotes(store, disk, shared):
     assert store.read(KEY).tier == "memory"
 
 
+def test_a_read_starts_where_the_chunk_was_found(store, disk, shared):
+    shared.plant(KEY, make_chunk())
+    found = store.locate([KEY])[KEY]
+    assert store.read_blocks(KEY, {0: [0]}, tier=found).tier == "shared"
+    assert store.read(KEY, tier=found).tier == "shared"
+    assert disk.calls["read"] == disk.calls["read_header"] == 0, "it said that it has nothing"
+    for op in ("read", "read_blocks"):
+        assert [store.stats().tier(name).count(op, "miss") for name in ("memory", "disk")] == [1, 1]
+    assert store.locate([KEY]) == {KEY: "memory"}
+
+
 def test_a_miss(store):
     outcome = store.read(KEY)
     assert (outcome.chunk, outcome.tier, outcome.nbytes, outcome.problems) == (None, None, 0, ())

@@ -247,18 +247,3 @@ def test_redis_dies_and_comes_back(tmp_path):
             assert store.read(KEY).problems == ()
             assert store.put(KEY, make_chunk()) and store.flush(60)
             assert same_chunk(store.read(KEY).chunk, make_chunk())
-
-
-def test_a_frozen_redis_costs_one_timeout(tmp_path):
-    with redis_server() as server:
-        tiers = [SsdTier(tmp_path, 1 << 24), RedisTier(server.url, timeout_s=0.3)]
-        with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
-            server.freeze()
-            for n in range(30):
-                assert store.put(make_key(n), make_chunk(seed=n))
-                assert store.read(make_key(n)).tier == "ssd"
-                assert store.read(make_key(100 + n)).chunk is None
-            assert store.flush(60)
-            redis = store.stats().tier("redis")
-            assert sum(n for (_, outcome), n in redis.ops.items() if outcome == "timeout") == 1
-            server.thaw()

@@ -26,7 +26,8 @@ BATCH_BYTES = 2 << 20  # bytes of values requested at a time
 
 @dataclass(frozen=True)
 class RangePlan:
-    """The ranges to read and the commands that fetch them."""
+    """The ranges to read, the commands that fetch them, what lengths mean that a value is not
+    there, and commands to end with."""
 
     ranges: Sequence[ByteRange]
     commands: Sequence[Words]
@@ -34,33 +35,30 @@ class RangePlan:
     last: Sequence[Words]
 
 
+@dataclass
 class ChunkRead:
-    """Reads ranges of one chunk, and its header first where that is not known."""
+    """Reads ranges of one chunk, and its header first where that is not known.
 
-    def __init__(
-        self,
-        head: str,
-        plan: Callable[[ChunkHeader], RangePlan] | None,
-        allocate: Callable[[int], Tensor],
-        on_progress: ChunkProgress | None,
-        give_up_at: float,
-        header: ChunkHeader | None = None,
-    ) -> None:
-        self._head = head
-        self._make_plan = plan
-        self._allocate = allocate
-        self._on_progress = on_progress
-        self._give_up_at = give_up_at
-        self._plan: RangePlan | None = None
-        self._done = 0  # ranges in place
-        self._filled = 0  # bytes in place
-        self.header = header
-        self.data: Tensor | None = None
+    Attributes:
+        head: name of the header's value.
+        plan_of: says what is read of a chunk with this header; None: only the header.
+    """
+
+    head: str
+    plan_of: Callable[[ChunkHeader], RangePlan] | None
+    allocate: Callable[[int], Tensor]
+    on_progress: ChunkProgress | None
+    give_up_at: float
+    header: ChunkHeader | None = None
+    data: Tensor | None = None
+    _plan: RangePlan | None = None
+    _done: int = 0  # ranges in place
+    _filled: int = 0  # bytes in place
 
     def on_server(self, server: RedisServer) -> bool:
         """Read from the server that has the slot; False when something is missing."""
         try:
-            with server.values(self._give_up_at) as replies:
+            with server.values(self.give_up_at) as replies:
                 return self._receive(replies)
         except Redirected:
             if self._plan is not None and self._done == len(self._plan.ranges):
@@ -69,23 +67,21 @@ class ChunkRead:
 
     def value_by_value(self, client: Any) -> bool:
         """Read like `on_server`, but through a client that follows redirects."""
-        return self._receive(_RepliesOneByOne(client, self._give_up_at))
+        return self._receive(_RepliesOneByOne(client, self.give_up_at))
 
     def _receive(self, replies: "ValueReplies | _RepliesOneByOne") -> bool:
         if self.header is None:
-            replies.ask([("GET", self._head)])
+            replies.ask([("GET", self.head)])
             raw = replies.value()
             if raw is None:
                 return False
             self.header = parse_header(raw)
-        if self._make_plan is None:
+        if self.plan_of is None:
             return True
-        if self._plan is None:
-            self._plan = self._make_plan(self.header)
-        if self.data is None:
-            self.data = self._allocate(total_bytes(self._plan.ranges))
-        plan, data = self._plan, self.data
-        view = view_bytes(data)
+        if self._plan is None or self.data is None:
+            self._plan = self.plan_of(self.header)
+            self.data = self.allocate(total_bytes(self._plan.ranges))
+        plan, view = self._plan, view_bytes(self.data)
         batches = list(_batches(plan.ranges[self._done :]))
         asked = self._done
         for number, batch in enumerate(batches):
@@ -95,29 +91,20 @@ class ChunkRead:
             if number + 1 == len(batches):
                 replies.ask(plan.last)
             for one in batch:
-                target = view[self._filled : self._filled + one.nbytes]
-                nbytes = replies.fill(target)
-                if nbytes != len(target):
-                    return self._missing(plan, nbytes)
-                self._advance(plan, self.header, data)
+                nbytes = replies.fill(view[self._filled : self._filled + one.nbytes])
+                if nbytes in plan.absent:
+                    return False
+                if nbytes != one.nbytes:
+                    raise ChunkCorrupt(f"layer {one.layer} gave {nbytes} bytes, not {one.nbytes}")
+                self._done += 1
+                self._filled += one.nbytes
+                following = plan.ranges[self._done : self._done + 1]
+                same_layer = following and following[0].layer == one.layer
+                if self.on_progress is not None and not same_layer:
+                    self.on_progress(self.header, self.data, self._filled)
         if batches:
             replies.flags(len(plan.last))
         return True
-
-    def _advance(self, plan: RangePlan, header: ChunkHeader, data: Tensor) -> None:
-        one = plan.ranges[self._done]
-        self._done += 1
-        self._filled += one.nbytes
-        following = plan.ranges[self._done : self._done + 1]
-        if self._on_progress is not None and not (following and following[0].layer == one.layer):
-            self._on_progress(header, data, self._filled)
-
-    def _missing(self, plan: RangePlan, nbytes: int | None) -> bool:
-        """Return False for a value that is not there; raise an error for one of another length."""
-        if nbytes in plan.absent:
-            return False
-        one = plan.ranges[self._done]
-        raise ChunkCorrupt(f"layer {one.layer} gave {nbytes} bytes, not {one.nbytes}")
 
 
 class _RepliesOneByOne:

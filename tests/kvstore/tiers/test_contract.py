@@ -56,16 +56,15 @@ def test_put_and_read_back(tier, codec):
 
 
 @pytest.mark.parametrize(
-    "picked",
+    ("codec", "picked"),
     [
-        {0: [0]},
-        {2: [1], 0: [0, 2]},
-        {layer: [0, 1, 2] for layer in range(3)},
-        {0: [], 1: [2]},
-        {},
+        ("raw", {0: [0]}),
+        ("int8", {2: [1], 0: [0, 2]}),
+        ("int4", {layer: [0, 1, 2] for layer in range(3)}),
+        ("int2", {0: [], 1: [2]}),
+        ("raw", {}),
     ],
 )
-@pytest.mark.parametrize("codec", codec_names())
 def test_ranges_alone(tier, codec, picked):
     chunk = make_chunk(make_spec(codec, tokens=150))
     selection = block_selection(picked)

@@ -5,11 +5,9 @@ import time
 
 import pytest
 import redis
-import torch
 
 from kvstore import ChunkCorrupt, RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
-from kvstore.format.chunk_blocks import selection_ranges
-from tests.kvstore.chunks import gathered, make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.tiers.redis.fake_redis import Script, bulk, serving
 
 CHUNK = make_chunk(make_spec(tokens=200)).under(make_key())
@@ -151,33 +149,6 @@ def test_settings_of_the_url_hold_for_every_connection(redis_at):
             wrong.read(make_key())
         wrong.close()
         client.acl_deluser("kv")
-
-
-def test_readers_together_get_their_own(redis_at):
-    chunks = {make_key(n): make_chunk(make_spec("int8", tokens=300), seed=n) for n in range(6)}
-    tier = RedisTier(redis_at.url, timeout_s=10, ttl_s=100)
-    tier.start()
-    for key, chunk in chunks.items():
-        tier.put(key, chunk)
-    wrong: list[str] = []
-
-    def work(number):
-        key = make_key(number)
-        chunk, picked = chunks[key], {0: (0, 2), 1: (number % 5,), 2: (1, 3, 4)}
-        for _ in range(15):
-            if not same_chunk(tier.read(key), chunk):
-                wrong.append(f"chunk {number}")
-            got = tier.read_ranges(key, chunk.header, selection_ranges(picked, chunk.spec))
-            if got is None or not torch.equal(got, gathered(chunk, picked)):
-                wrong.append(f"blocks of {number}")
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-    tier.close()
 
 
 def test_idle_connections_are_few(redis_at):
