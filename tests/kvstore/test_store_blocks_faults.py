@@ -185,7 +185,8 @@ def test_a_redis_that_lost_one_layer_is_a_miss(redis_at):
 
 
 def test_many_readers_writers_and_faults(tmp_path, redis_at):
-    """Whatever happens at the same time, the returned blocks are right."""
+    """Whatever happens at the same time, what is returned is right, and nothing stays behind."""
+    sketches = [{"id": torch.full((50 + n,), n)} for n in range(4)]
     chunks = [make_chunk(spec_of("int8"), seed=n) for n in range(4)]
     keys = [make_key(n) for n in range(4)]
     wrong: list[str] = []
@@ -200,12 +201,12 @@ def test_many_readers_writers_and_faults(tmp_path, redis_at):
         rng = random.Random(seed)
         for _ in range(60):
             n = rng.randrange(4)
-            match rng.randrange(8):
-                case 0:
+            match rng.randrange(11):
+                case 0 | 1:
                     store.put(keys[n], chunks[n])
-                case 1:
-                    store.delete([keys[n]])
                 case 2:
+                    store.delete([keys[n]])
+                case 3:
                     path = chunk_path(tmp_path, keys[n])
                     try:
                         with path.open("r+b") as handle:
@@ -213,7 +214,13 @@ def test_many_readers_writers_and_faults(tmp_path, redis_at):
                             handle.write(b"\x55")
                     except FileNotFoundError:
                         pass
-                case 3:
+                case 4:
+                    store.put_extra(keys[n], "sketch", 1, sketches[n])
+                case 5 | 6:
+                    found = store.read_extra(keys[n], "sketch", 1)
+                    if found and not torch.equal(found.tensors["id"], sketches[n]["id"]):
+                        wrong.append("sketch")
+                case 7:
                     whole = store.read(keys[n], chunks[n].spec).chunk
                     if whole is not None and not same_chunk(whole, chunks[n]):
                         wrong.append("chunk")
@@ -241,4 +248,14 @@ def test_many_readers_writers_and_faults(tmp_path, redis_at):
         for thread in threads:
             thread.join(120)
         assert not wrong and not any(thread.is_alive() for thread in threads)
-        assert len(given) > 20
+        assert len(given) > 20 and store.flush(60)
+        ssd = store.stats().tier("ssd").usage
+        on_disk = sum(path.stat().st_size for path in tmp_path.glob("??/??/*"))
+        assert ssd.used_bytes == on_disk <= ssd.capacity_bytes
+        holders = {path.stem for path in tmp_path.glob("??/??/*.safetensors")}
+        assert {path.name.partition(".")[0] for path in tmp_path.glob("??/??/*.extra")} <= holders
+        store.delete(keys)
+        assert store.stats().tier("memory").usage.used_bytes == 0
+        assert not list(tmp_path.glob("??/??/*")) and not list((tmp_path / "tmp").iterdir())
+        with redis.Redis.from_url(redis_at.url) as client:
+            assert client.keys() == []

@@ -1,16 +1,12 @@
 """Extra tensors that are damaged, deleted or unreachable: reads give the right ones or none."""
 
-import random
 import threading
 import time
 
 import pytest
-import redis
-import torch
 
 from kvstore import (
     MemoryTier,
-    RedisTier,
     SsdTier,
     TieredStore,
     TierTimeout,
@@ -18,7 +14,6 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.extra_tensors import encode_extra
-from kvstore.tiers.base import Tier
 from kvstore.tiers.ssd.directory_scan import extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds
@@ -148,51 +143,3 @@ def test_a_read_under_way_does_not_bring_a_deleted_extra_back(store, near):
     near.release()
     thread.join(120)
     assert store.read_extra(KEY, "sketch", 1) is None
-
-
-def test_many_threads(tmp_path, redis_at):
-    """With puts, evictions and deletes at the same time, reads give the right sketch or none."""
-    sketches = [{"id": torch.full((50 + n,), n)} for n in range(4)]
-    chunk = make_chunk()
-    wrong: list[str] = []
-    tiers: list[Tier] = [
-        MemoryTier(2 * chunk.nbytes),
-        SsdTier(tmp_path, 3 * chunk.nbytes, fsync=False),
-        RedisTier(redis_at.url, timeout_s=10),
-    ]
-
-    def work(store: TieredStore, seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(60):
-            n = rng.randrange(4)
-            match rng.randrange(6):
-                case 0 | 1:
-                    store.put(make_key(n), chunk)
-                case 2:
-                    store.delete([make_key(n)])
-                case 3:
-                    store.put_extra(make_key(n), "sketch", 1, sketches[n])
-                case _:
-                    got = store.read_extra(make_key(n), "sketch", 1)
-                    if got is not None and not torch.equal(got.tensors["id"], sketches[n]["id"]):
-                        wrong.append(str(n))
-
-    with TieredStore(tiers) as store:
-        threads = [threading.Thread(target=work, args=(store, seed)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert not wrong and not any(thread.is_alive() for thread in threads)
-        assert store.flush(30)
-        ssd = store.stats().tier("ssd").usage
-        on_disk = sum(path.stat().st_size for path in tmp_path.glob("??/??/*"))
-        assert ssd.used_bytes == on_disk <= ssd.capacity_bytes
-        chunks = {path.stem for path in tmp_path.glob("??/??/*.safetensors")}
-        extras = {path.name.partition(".")[0] for path in tmp_path.glob("??/??/*.extra")}
-        assert extras <= chunks
-        store.delete([make_key(n) for n in range(4)])
-        assert store.stats().tier("memory").usage.used_bytes == 0
-        assert not list(tmp_path.glob("??/??/*")) and not list((tmp_path / "tmp").iterdir())
-        with redis.Redis.from_url(redis_at.url) as client:
-            assert client.keys() == []
