@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -43,30 +41,6 @@ def running(adapted: Tiny) -> Iterator[Rig]:
 
 def tiers(report: Report) -> list[str]:
     return [document.tier for document in report.documents]
-
-
-@pytest.mark.parametrize("method", [PIE, A3, SAMKV, VANILLA], ids=lambda m: m.name)
-@pytest.mark.parametrize("prefix_mode", ["none", "system"])
-def test_two_adapters_and_the_base_in_one_batch_equal_their_separate_runs(
-    adapted: Tiny, method: Method, prefix_mode: str
-) -> None:
-    with rig(adapted, draft_tokens=3) as r:
-        r.precompute(prefix_mode=prefix_mode, loras=NAMES)
-        wanted: dict[str, Any] = {"prefix_mode": prefix_mode, "max_tokens": 20, "logprobs": 2}
-        alone = []
-        for name in NAMES:
-            alone.append(r.submit(method, lora=name, **wanted))
-            r.run()
-        together = [r.submit(method, lora=name, **wanted) for name in NAMES]
-        assert most_running(r) >= 2
-        for name, expected in zip(together, alone, strict=True):
-            assert r.tokens(name) == r.tokens(expected)
-            for ours, theirs in zip(r.logprobs(name), r.logprobs(expected), strict=True):
-                assert ours is not None and theirs is not None
-                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        assert len({tuple(r.tokens(name)) for name in together}) == 3
-        if method != VANILLA:
-            assert "cold" not in tiers(r.done(together[1]).report)
 
 
 @pytest.mark.parametrize("method", [PIE, A3, SAMKV], ids=lambda m: m.name)
@@ -155,17 +129,6 @@ def test_an_explanation_looks_for_the_adapters_chunks(running: Rig) -> None:
             events += running.engine.step()
         (found,) = [e for e in events if isinstance(e, Explained) and e.id == f"e{name}"]
         assert [d.tier for d in found.forecast.documents] == [expected] * 3
-
-
-def most_running(r: Rig) -> int:
-    """Runs to the end; the most sequences that were decoded together."""
-    most, waiting = 0, r.engine.scheduler.waiting
-    while not all(sequence.loaded for sequence in waiting):
-        time.sleep(1e-4)
-    while not r.engine.scheduler.idle:
-        r.events.extend(r.engine.step())
-        most = max(most, len(r.engine.scheduler.running))
-    return most
 
 
 def test_an_unknown_adapter_is_refused_with_the_names(running: Rig) -> None:

@@ -58,24 +58,6 @@ def random_kept(n: int, lengths: list[int], seed: int) -> list[Tensor]:
     return [torch.randperm(n, generator=source)[:size].sort().values for size in lengths]
 
 
-def test_reserve_append_and_read() -> None:
-    """Prompt, then tokens one by one; each head reads its own."""
-    pool = pool_of(20)
-    sequence = pool.reserve(9)
-    assert sequence is not None
-    expected = fill(sequence, 6, 1)
-    for _ in range(3):
-        for layer, (k, v) in enumerate(append(sequence)):
-            old_k, old_v = expected[layer]
-            expected[layer] = (
-                torch.cat([old_k, k[:, None]], 1),
-                torch.cat([old_v, v[:, None]], 1),
-            )
-    for layer, (k, v) in enumerate(expected):
-        for head, (have_k, have_v) in enumerate(held(sequence, layer)):
-            assert have_k.equal(k[head]) and have_v.equal(v[head])
-
-
 @pytest.mark.parametrize("lengths", [[4, 4, 4], [5, 2, 4], [1, 6, 1], [6, 6, 6], [0, 3, 2]])
 def test_keep_then_append(lengths: list[int]) -> None:
     """Equal and unequal lengths per head: kept entries in order, new ones behind them."""
@@ -123,16 +105,6 @@ def test_memory_after_eviction_is_the_budget() -> None:
     assert pool.free_share == 0
     for layer in range(LAYERS):
         assert not used_rows(sequence, layer) & used_rows(second, layer)
-
-
-def test_ragged_heads_free_what_they_give_up() -> None:
-    pool = pool_of(20, layers=1)
-    sequence = pool.reserve(20)
-    assert sequence is not None
-    fill(sequence, 20, 1)
-    sequence.keep(0, random_kept(20, [20, 3, 1], 0), room=0)
-    assert pool.free_share == pytest.approx(1 - 24 / 60)
-    assert pool.can_reserve(12) and not pool.can_reserve(13)
 
 
 def test_keeping_twice() -> None:

@@ -285,22 +285,3 @@ def test_eviction_keeps_budget_and_what_is_protected(
     kept_by(method, *random_prompt(33, seed=5))
     assert kept_by(method, layout, k, q) == kept
     assert isinstance(method.warning(layout), str | None)
-
-
-@pytest.mark.parametrize("name", EVICTION)
-def test_eviction_is_off_when_the_prompt_fits(name: str) -> None:
-    layout = random_prompt(20, seed=0)[0]
-    assert not make_eviction(name, {"budget": layout.tokens}).applies(layout)
-    assert make_eviction(name, {"budget": layout.tokens - 1}).applies(layout)
-
-
-@pytest.mark.parametrize("name", EVICTION)
-@pytest.mark.parametrize("protect", [True, False])
-def test_eviction_ties_are_deterministic(name: str, protect: bool) -> None:
-    """Flat attention: the same set every time, of the right size."""
-    layout, k, q = random_prompt(50, seed=0)
-    method = make_eviction(name, {"budget": 30, "protect": protect})
-    flat = torch.zeros_like(k), torch.zeros_like(q)
-    kept = kept_by(method, layout, *flat)
-    assert all(kept_by(method, layout, *flat) == kept for _ in range(3))
-    assert sum(len(head) for heads in kept for head in heads) == LAYERS * 2 * 30

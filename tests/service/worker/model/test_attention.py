@@ -13,7 +13,6 @@ from service.worker.model import attention
 from service.worker.model.attention import (
     MIN_UNMASKED_KEYS,
     ROW_TILE,
-    attend_last,
     attend_rows,
     attend_with_scores,
     attention_probabilities,
@@ -223,25 +222,6 @@ def test_unseen_keys_are_not_read() -> None:
         k[:, rows[-1] + 1 :] = math.nan
         v[:, rows[-1] + 1 :] = math.nan
         assert attend_rows(q, k, v, index, 0.5).equal(clean)
-
-
-def test_later_keys_change_no_earlier_row() -> None:
-    """Causality of one call: keys between two rows reach the later row only."""
-    rows = torch.tensor([10, 60, 149])
-    q, k, v = tensors(150, 3, 2, 2, 8, seed=2)
-    before = attend_rows(q, k, v, rows, 0.5)
-    k[:, 61:140] += 1.0
-    v[:, 61:140] -= 2.0
-    after = attend_rows(q, k, v, rows, 0.5)
-    assert difference(before[:2], after[:2]) <= 1e-6
-    assert difference(before[2], after[2]) > 1e-2
-
-
-@pytest.mark.parametrize("group", [1, 2, 7])
-def test_last_row_sees_everything(group: int) -> None:
-    q, k, v = tensors(77, 1, 3, group, 8, seed=3)
-    expected, _ = naive(q, k, v, [76], 0.4)
-    assert_close("attend_last is naive", attend_last(q[0], k, v, 0.4), expected[0], 2e-5)
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])

@@ -126,7 +126,7 @@ def decode(device: str) -> None:
         ours, allowed = decoder_for(narrow.to(device)), 0.1
         for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
             wide.copy_(own)
-    for ragged in (False, True):
+    for ragged in (False, True) if device == "cuda" else (True,):  # the interpreter is slow
         expected = decoded(SimpleNamespace(decoder=exact), (*LENGTHS, 200), ragged)
         with (
             patch.object(ragged_attention_gpu, "supports", lambda *_: True),

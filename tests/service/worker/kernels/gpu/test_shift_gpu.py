@@ -57,7 +57,7 @@ def prompt(device: str, dtype: torch.dtype) -> tuple[LayerView, Tensor]:
 def compare(device: str) -> None:
     """Raises AssertionError where the kernel and torch differ, or the kernel was not used."""
     for dtype in (torch.float16, torch.bfloat16) if device == "cuda" else (torch.float32,):
-        for keys, values in ((True, True), (True, False), (False, True)):
+        for keys, values in ((True, False), (False, True)):
             found = []
             for by_kernel in (True, False):
                 view, probes = prompt(device, dtype)

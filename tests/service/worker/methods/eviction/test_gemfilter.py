@@ -63,13 +63,6 @@ def test_chosen_tokens_are_the_references(
         assert chosen(method, shape, group) == gemfilter(last_row_logits(q, k), region, kernel)
 
 
-def test_prompts_in_a_row_leave_no_trace() -> None:
-    method = GemFilter(budget=20)
-    first = chosen(method, Shape(3, 90, 11), 3)
-    assert chosen(method, Shape(5, 30, 6), 3, 1) != first
-    assert chosen(method, Shape(3, 90, 11), 3) == first
-
-
 @pytest.mark.parametrize(
     ("layer", "layers", "at"),
     [(0, 32, 13), (0, 12, 4), (0, 5, 2), (0, 4, 1), (0, 2, 1), (0, 1, 0), (19, 40, 19), (3, 4, 3)],

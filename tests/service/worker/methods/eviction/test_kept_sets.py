@@ -29,7 +29,7 @@ pytestmark = pytest.mark.exhaustive
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "streaming_llm": [{}, {"sinks": 0}, {"sinks": 7}],
     "h2o": [{}, {"recent": 2}],
-    "snapkv": [{}, {"window": 3, "kernel": 3}],
+    "snapkv": [{}, {"window": 3, "kernel": 3}, {"window": 1, "kernel": 1}, {"kernel": 101}],
     "pyramidkv": [{}, {"window": 3, "beta": 2.5}, {"beta": 1.0}],
     "ada_snapkv": [{}, {"window": 3, "alpha": 0.0}, {"alpha": 0.55, "kernel": 1}],
     "ada_pyramidkv": [{}, {"window": 3, "alpha": 0.6, "beta": 3.3}],

@@ -68,15 +68,6 @@ def test_gradual_filtering(any_family: Tiny, schedule: tuple[float, ...], metric
     assert_same("cacheblend, schedule", ours, expected)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5])
-def test_layers_zero_and_one_are_exact_for_all_tokens(any_model: Tiny, ratio: float) -> None:
-    """docs/specification.md T3, at any ratio."""
-    ours, full = any_model.stitch(CacheBlend(ratio=ratio)), any_model.reference.vanilla(IDS)
-    for layer in (0, 1):
-        assert_close("cacheblend: exact K", ours.k[layer], full.k[layer])
-        assert_close("cacheblend: exact V", ours.v[layer], full.v[layer])
-
-
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("schedule", [(), (0.7, 0.3)])
 def test_edges(any_family: Tiny, edge: str, schedule: tuple[float, ...]) -> None:

@@ -7,7 +7,6 @@ import pytest
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.service.worker.tiny import (
-    BOS,
     D1,
     D2,
     D3,
@@ -33,13 +32,6 @@ def test_is_the_reference(any_model: Tiny, mode: str) -> None:
     assert_same(f"pie, prefix {mode}", ours, any_model.reference.pie(prompt))
 
 
-def test_bos_keep_is_none_with_bos_in_the_document(any_family: Tiny) -> None:
-    """Prefix mode bos_keep: every document's own ids start with BOS, which stays in the prompt."""
-    documents = [[BOS, *d] for d in (D1, D2, D3)]
-    ours = any_family.stitch(Pie(), documents=documents)
-    assert_same("pie, bos_keep", ours, any_family.reference.pie(any_family.prompt(S, documents)))
-
-
 @pytest.mark.parametrize("exact", [1, 2, 3, 5, 6])
 def test_exact_layers(any_family: Tiny, exact: int) -> None:
     """KV of the first layers is vanilla's for every token; the rest is the reference's."""
@@ -49,12 +41,6 @@ def test_exact_layers(any_family: Tiny, exact: int) -> None:
     for layer in range(min(exact, any_family.decoder.layers)):
         assert_close("pie, exact layers: exact K", ours.k[layer], full.k[layer])
         assert_close("pie, exact layers: exact V", ours.v[layer], full.v[layer])
-
-
-def test_more_exact_layers_than_layers_is_vanilla(any_family: Tiny) -> None:
-    expected = any_family.reference.vanilla(any_family.prompt().ids)
-    for exact in (any_family.decoder.layers + 1, 10**6):
-        assert_same("pie, all layers exact", any_family.stitch(Pie(exact_layers=exact)), expected)
 
 
 def test_last_exact_layer_computes_attention_for_the_question_only(model: Tiny) -> None:
@@ -74,14 +60,6 @@ def test_first_document_is_exact_behind_the_system_prompt(any_model: Tiny) -> No
         assert_close("system mode: K of D_1", ours.k[layer][first], full.k[layer][first])
         assert_close("system mode: V of D_1", ours.v[layer][first], full.v[layer][first])
     assert difference(ours.v[-1][second], full.v[-1][second]) > 1e-2
-
-
-def test_first_document_is_not_exact_without_the_prefix(any_family: Tiny) -> None:
-    """Prefix mode none: it never saw S (so the test above proves something)."""
-    ours = any_family.stitch(Pie())
-    full = any_family.reference.vanilla([*S, *D1, *D2, *D3, *Q])
-    first = slice(len(S), len(S) + len(D1))
-    assert difference(ours.v[-1][first], full.v[-1][first]) > 1e-2
 
 
 def test_one_document_behind_the_system_prompt_is_vanilla(any_model: Tiny) -> None:

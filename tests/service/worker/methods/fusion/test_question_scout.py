@@ -205,15 +205,6 @@ def test_uncached_segments_are_computed_and_not_counted(any_family: Tiny, name: 
     assert_same("question scout, uncached", ours, expected)
 
 
-def test_long_question_is_scored_in_tiles(any_family: Tiny) -> None:
-    """150 question rows: three tiles add up to the same scores."""
-    question = [(7 * i + 3) % 100 for i in range(150)]
-    prompt = any_family.prompt(question=question)
-    ours = any_family.stitch(QuestionScout(ratio=0.05), question=question)
-    expected = question_scout(any_family.reference, prompt, Scout(0.05))
-    assert_same("question scout, long", ours, expected)
-
-
 def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
     run = model.stitch(Pie())
     cached = [model.precompute(ids) for ids in (S, D1, D2, D3)]
