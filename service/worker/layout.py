@@ -128,9 +128,8 @@ class PromptLayout:
 
     @cached_property
     def forced_rows(self) -> Tensor:
-        """Rows that every method computes at every layer: those of segments that are `computed`,
-        and the question.
-        """
+        """Rows that every method computes at every layer: of `computed` segments, and the
+        question."""
         computed = [s for s in self.segments if s.computed]
         return self._rows(computed, question=True) if computed else self.question_rows
 
@@ -191,8 +190,7 @@ class PromptLayout:
         return there
 
     def on_host(self, rows: Tensor) -> Tensor:
-        """Return rows in host memory. It waits for the device only for those that a method chose
-        there, once."""
+        """Return rows in host memory. It waits for the device only for those chosen there, once."""
         if rows.device.type == "cpu":
             return rows
         known = self._on_host.get(id(rows))
@@ -208,8 +206,7 @@ class PromptLayout:
         return last
 
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return what `make` returned first for this prompt under this name: host memory's is
-        copied to the device."""
+        """Return what `make` returned first for this prompt under this name, on the device."""
         if name not in self._made:
             self._made[name] = to_device(make(), self.ids.device)
         return self._made[name]

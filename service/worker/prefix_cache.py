@@ -192,8 +192,8 @@ class PrefixCache:
             self._prompts.append(prompt)
 
     def look_up_history(self, prompt: NewPrompt, tokens: int) -> History | None:
-        """Return the longest part of a prompt's earlier turns, the first tokens of its question,
-        that one in the cache has left."""
+        """Return the longest part of a prompt's first turns, that many tokens, which one has
+        left."""
         best: History | None = None
         for cached in self._prompts:
             shared = prompt.shared_history(cached, tokens)

@@ -105,8 +105,8 @@ class AttentionPass:
             return replay.scores(n)
 
     def _by_kernel(self) -> Steps[Tensor | None]:
-        """Return the scores by a kernel that computes several layers in one call; None if there is
-        none that takes such a pass."""
+        """Return the scores by a kernel for several layers at once; None if none takes such a
+        pass."""
         decoder, rows, n, stop = self.decoder, self.rows, self.layout.tokens, self.layers.stop
         parts = [each for each in decoder.parts[:stop] if each is not None]
         plain = len(parts) == stop and all(rule is PLAIN for rule in decoder.rules[:stop])
@@ -141,8 +141,8 @@ class AttentionPass:
             self.placer.place(layer)
 
     def _same_weights(self) -> Tensor | None:
-        """Return the rows' weights, if they are the same at all layers that count, and all tokens
-        are seen and scored; None otherwise."""
+        """Return the rows' weights, if they are the same at all layers and all tokens are seen
+        and scored."""
         layers = [self.weights(layer) for layer in self.layers]
         weights = layers[0] if all(each is layers[0] for each in layers) else None
         everything = len(self.layout.cached_rows) == self.layout.tokens
@@ -163,6 +163,6 @@ class AttentionPass:
 
 
 def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the keys and values of some rows, and the rows; without a copy, and None for the
-    rows, if they are all."""
+    """Return the keys and values of some rows, and the rows; no copy, and None for the rows, of
+    all."""
     return (k, v, None) if len(rows) == k.shape[1] else (k[:, rows], v[:, rows], rows)

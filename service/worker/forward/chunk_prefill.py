@@ -94,8 +94,8 @@ class ChunkPrefill:
     def compute_together(
         self, addresses: Sequence[Address], *, sketch: bool = False
     ) -> Steps[list[ComputedChunk]]:
-        """Compute chunks of one LoRA adapter that stand behind the same parts; pauses after every
-        layer or earlier."""
+        """Compute chunks of one LoRA adapter behind the same parts; pauses after every layer or
+        earlier."""
         decoder = self._decoder.with_lora(addresses[0].lora)
         before = 0.0
         runs: list[list[Rows]] = []

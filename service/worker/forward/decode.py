@@ -120,8 +120,8 @@ def decode_step(
 
 
 def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
-    """Compute the step of a batch, again if need be with the same result and KV; return logits
-    `[size, vocabulary]` fp32."""
+    """Compute the step of a batch; return logits `[size, vocabulary]` fp32. It may be computed
+    again."""
     x = decoder.embed(batch.ids)
     kernel = _kernel(decoder, pool) if decoder.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
@@ -138,8 +138,7 @@ def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
 
 
 def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
-    """Return whether a step runs entirely on a GPU, with operations that do not depend on the
-    numbers."""
+    """Return whether a step runs entirely on a GPU, by operations that do not depend on numbers."""
     if decoder.device.type != "cuda":
         return False
     if not all(rule.plain_weights for rule in decoder.rules):

@@ -212,9 +212,7 @@ def write_and_rotate(
     *,
     replaced: Replaced | None = None,
 ) -> Tensor:
-    """`write_rows` to the layer's cache kv, and return the rows' queries `[m, heads, head_dim]`
-    rotated to their positions.
-    """
+    """`write_rows` to kv, and return the rows' queries `[m, heads, head_dim]` rotated."""
     k_all, v_all = kv
     if rotation_gpu.supports(k) and rotation_gpu.supports(q) and k_all.dtype == k.dtype:
         kept = None if replaced is None else (replaced.k, replaced.v)

@@ -146,11 +146,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
-    """Read the LoRA adapter in `folder`, give it to the decoder and check it, as `check_lora`.
-
-    Raises:
-        ModelRefused: it cannot be served with this model; the message says what to do.
-    """
+    """Give the decoder the LoRA adapter in `folder`, and check it; raises ModelRefused, with
+    what to do."""
     load_lora(decoder, name, folder)
     return check_lora(decoder, name, lora_logits(decoder.model, name, folder))
 

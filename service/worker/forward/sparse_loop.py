@@ -106,8 +106,7 @@ class SparseLayerLoop:
         return self.prompt.layout
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
-        fp32."""
+        """Return the mean query of the question before RoPE, `[layers, heads, head_dim]` fp32."""
         decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
         kept = [*range(layout.segments[0].tokens), *fixed_tokens(self.prompt.documents)]
@@ -251,9 +250,7 @@ class SparseLayerLoop:
         kv: tuple[Tensor, Tensor],
         padding: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what document rows see at this layer: kept rows, and padding rows for this layer
-        only.
-        """
+        """Return what document rows see at this layer: kept rows, and padding rows for it only."""
         k, v = (part[:, : len(kept)] for part in kv)
         if not padding:
             return kept, k, v

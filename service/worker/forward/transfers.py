@@ -49,8 +49,7 @@ class ArrivingSegment(Protocol):
         """Return whether the layer is in host memory."""
 
     def stored(self, layer: int) -> Encoded | None:
-        """Return the encoded KV that contains an arrived layer; None if the layer is already
-        decoded."""
+        """Return the encoded KV that contains an arrived layer; None if it is decoded already."""
 
 
 class InTurn:
@@ -139,17 +138,14 @@ class Transfers:
         self._groups = 0
 
     def group(self, layer: int) -> StagedLayers:
-        """Return this layer, and perhaps some behind it, on the device, until `begin`; it must have
-        arrived."""
+        """Return this arrived layer, and perhaps some behind it, on the device, until `begin`."""
         ahead, self._ahead = self._ahead, None
         staged = ahead if ahead is not None and ahead.layers.start == layer else self._copy(layer)
         self._side.needed()
         return staged
 
     def begin(self, layer: int) -> None:
-        """Start copying the layer that is needed next, if it exists and has arrived, with some
-        behind it.
-        """
+        """Start copying the layer that is needed next, if it has arrived, and some behind it."""
         if layer < self._layers and self._arrived(layer):
             self._ahead = self._copy(layer)
 

@@ -121,8 +121,7 @@ class Gate:
         )
 
     def forget(self, keys: Collection[str] | None) -> None:
-        """Drop checks of prompts with these chunks, because the chunks are being purged; None:
-        all checks."""
+        """Drop checks of prompts with these chunks, which are being purged; None: all checks."""
 
         def holds(answered: Answered) -> bool:
             return keys is None or any(a and a.key in keys for a in answered.addresses)

@@ -69,8 +69,7 @@ class KVPool:
         return all(a.largest >= tokens * self.kv_heads for a in self._allocators)
 
     def make_room(self, tokens: int) -> bool:
-        """Return whether a sequence of `tokens` tokens fits, after lent memory was given back for
-        it."""
+        """Return whether `tokens` tokens fit, after lent memory was given back for them."""
         return self.can_reserve(tokens) or (self.on_full is not None and self.on_full(tokens))
 
     def reserve(self, tokens: int) -> SequenceKV | None:
@@ -134,8 +133,7 @@ class SequenceKV:
         return views
 
     def first_rows(self) -> list[int]:
-        """Return where each layer begins in `pool.all_k`, in rows from its first; only before
-        eviction."""
+        """Return where each layer begins in `pool.all_k`, in rows; only before eviction."""
         rows = self.pool.all_k.shape[1]
         return [layer * rows + start for layer, start in enumerate(self.start[:, 0].tolist())]
 
@@ -194,8 +192,8 @@ class SequenceKV:
         self.length[layer] = torch.tensor(lengths)
 
     def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
-        """Say which positions of the prompt's tokens each KV head of a layer holds, ascending,
-        where it does not hold all; entries behind them are the answer's."""
+        """Say which positions each KV head of a layer holds, ascending, where it does not hold
+        all."""
         self.positions[layer] = [p.cpu() for p in positions], tokens
 
     def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,8 @@ def stored_bytes(address: Address) -> int:
 
 
 def parts_of(address: Address) -> list[range]:
-    """Return the layers of each part; one part if the chunk is small.
-
-    Parts are equally long, or differ by one layer. Layer i is in part ⌊i · parts / layers⌋; the
-    planner relies on this.
-    """
+    """Return the layers of each part, one part of a small chunk: layer i is in part ⌊i · parts /
+    layers⌋."""
     layers = address.spec.layers
     count = min(layers, max(1, round(stored_bytes(address) / PART_BYTES)))
     bounds = [-(-part * layers // count) for part in range(count + 1)]

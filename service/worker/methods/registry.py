@@ -45,12 +45,7 @@ def eviction_methods() -> dict[str, type[EvictionMethod]]:
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
-    """Return the fusion method with these parameters.
-
-    Raises:
-        UnknownMethod: there is no method of this name.
-        InvalidRequest: a parameter is unknown or its value is not allowed.
-    """
+    """Return the fusion method with these parameters; raises UnknownMethod or InvalidRequest."""
     made: FusionMethod = _make("fusion", fusion_methods(), name, parameters)
     return made
 
@@ -69,9 +64,7 @@ def reads_whole_chunks(fusion: str) -> bool:
 
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[OfferedMethod]:
-    """Return descriptions of methods, for `GET /v1/methods` and for the gateway's parameter
-    checks: name, first paragraph of the docstring, and schema of the parameters that the served
-    model allows."""
+    """Return descriptions of methods, with the parameters that the served model allows."""
     return [_described(name, cls, model) for name, cls in sorted(methods.items())]
 
 

@@ -34,8 +34,7 @@ def mean_pool(scores: Tensor, kernel: int) -> Tensor:
 
 
 def exact(number: float) -> Fraction:
-    """Return the number as it was written in decimal: 0.29 is 29/100, not the nearest binary
-    fraction."""
+    """Return the number as it was written in decimal: 0.29 is 29/100."""
     return Fraction(str(number))
 
 

@@ -78,7 +78,7 @@ class Addressing:
 
     def with_lora(self, name: str) -> Addressing:
         """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
-        model's."""
+        model."""
         return replace(self, lora=name)
 
     @property
@@ -87,8 +87,7 @@ class Addressing:
         return self.decoder.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
-        """Return the system segment S. It starts every prompt, so its KV is exact in all of
-        them."""
+        """Return the system segment S, whose KV is exact in every prompt."""
         address = self._address(ids, "none", (), tenant)
         return replace(address, part_key=self._prefix(ids, (), tenant)[0].key) if ids else address
 

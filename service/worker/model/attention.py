@@ -140,7 +140,7 @@ def attend_with_scores(
 
 
 def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
-    """Return tiles `(a, b, unmasked, seen)`: of rows a..b, all see keys `[:unmasked]`, none
+    """Return tiles `(a, b, unmasked, seen)`: rows a..b all see keys `[:unmasked]`, none
     `[seen:]`."""
     m = len(rows)
     starts = range(0, m, ROW_TILE)
@@ -152,9 +152,8 @@ def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return attention of one tile; `mask` covers only the last keys, those before are seen by all
-    rows.
-    """
+    """Return attention of one tile; `mask` covers the last keys, those before are seen by all
+    rows."""
     keys, masked = k.shape[2], mask.shape[1]
     first = keys - masked
     if first < MIN_UNMASKED_KEYS or not masked or q.device.type != "cpu":

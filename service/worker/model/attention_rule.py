@@ -44,8 +44,8 @@ class AttentionRule:
         return later if self.window is None else later | (keys <= rows[:, None] - self.window)
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """Return weights of masked fp32 scores `[kv_heads, group, m, n]`; 0 for a row that sees no
-        key."""
+        """Return weights of masked fp32 scores `[kv_heads, group, m, n]`; 0 for a row without
+        keys."""
         if self.sinks is not None:
             kv_heads, group, m, _ = scores.shape
             sink = self.sinks.view(kv_heads, group, 1, 1).expand(-1, -1, m, 1)

@@ -148,8 +148,8 @@ class DecoderModel:
         return [table if r else none for table, r in zip(tables, rotated, strict=True)]
 
     def rotary_order(self) -> Tensor | None:
-        """Return the order `[head_dim]` of the dimensions of query and key heads in which i and
-        i + head_dim / 2 turn together; None if they do so in the model's own order."""
+        """Return the order `[head_dim]` in which i and i + head_dim / 2 turn together; None: as
+        it is."""
         return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:

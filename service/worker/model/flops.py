@@ -38,8 +38,7 @@ class FlopCount:
         self.total += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
 
     def attend(self, pairs: float) -> None:
-        """Add attention scores and the weighted sum of values, of (query row, key) pairs over
-        all heads."""
+        """Add attention of (query row, key) pairs over all heads: scores and the sum of values."""
         self.total += 4.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def score(self, pairs: float) -> None:
@@ -47,8 +46,7 @@ class FlopCount:
         self.total += 2.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def attend_causally(self, rows: Tensor) -> None:
-        """`attend` of rows, ascending prompt indices `[m]` in host memory, that see the keys up
-        to their own."""
+        """`attend` of rows in host memory, ascending `[m]`, that see the keys up to their own."""
         self._add_causal(4.0, rows)
 
     def score_causally(self, rows: Tensor) -> None:

@@ -41,8 +41,7 @@ def is_plain(module: Any) -> bool:
 
 
 def layer_weights(block: Any, parts: LayerProjections) -> LayerWeights | None:
-    """Return the weights of a layer that computes what Llama's or Qwen3's does; None if its norms
-    or projections are of another kind."""
+    """Return the weights of a layer like Llama's or Qwen3's; None if it is of another kind."""
     if not is_plain(block.input_layernorm):
         return None
     qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down

@@ -79,8 +79,7 @@ class LoraProjection:
 def with_updates(
     projections: Sequence[LayerProjections], loras: Sequence[tuple[Tensor | None, Lora]]
 ) -> list[LayerProjections]:
-    """Return a decoder's projections with what adapters add, each for some rows `[k]` or, if None,
-    all."""
+    """Return projections with what adapters add, each for some rows `[k]` or, if None, all."""
     out: list[LayerProjections] = []
     for number, layer in enumerate(projections):
         changed: dict[str, Projection] = {}
@@ -95,8 +94,7 @@ def with_updates(
 
 
 def rows_by_name(names: Sequence[str], device: torch.device) -> Mapping[str, Tensor]:
-    """Return the rows of every adapter `[k]`, from the adapter's name for every row; "" is the
-    base."""
+    """Return the rows of every adapter `[k]`, from its name for every row; "" is the base."""
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name:

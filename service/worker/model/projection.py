@@ -147,9 +147,7 @@ class QuantisedLinear(nn.Module):
 
 
 def quantised_weight(module: Any) -> Weight | None:
-    """Return the quantised weight of a linear module; None if it is stored as kernels do not read
-    it.
-    """
+    """Return the quantised weight of a linear module; None if kernels do not read it."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, QuantisedLinear):
         return Weight(module.weight.values, module.weight.scales, module.bias)

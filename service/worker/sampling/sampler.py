@@ -50,8 +50,7 @@ class Sampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar lets no token follow those that were sampled. Blocks if not
-        `ready`."""
+        """Whether the grammar lets no token follow; blocks if not `ready`."""
         return self._grammar is not None and self._grammar.complete
 
     @property

@@ -58,8 +58,7 @@ class PrefillLauncher:
         return tokens
 
     def launch(self, sequence: EngineSequence, kv: SequenceKV, *, crowded: bool = False) -> None:
-        """Give a sequence that can start its layout, its KV and its steps; `crowded`: others
-        decode meanwhile."""
+        """Give a sequence its layout, its KV and its steps; `crowded`: others decode meanwhile."""
         sequence.kv = kv
         sequence.clock.close_queue(_loading_s(sequence))
         if sequence.loads.found is not None:

@@ -217,8 +217,7 @@ class WorkerServer:
         self._change_keys(lambda keys: keys.take(gateway, message.keys, alone=alone))
 
     def _change_keys(self, change: Callable[[GatewayKeys], bool]) -> None:
-        """Seal and open with other keys from now on; nothing stays in memory of a tenant whose
-        keys were deleted."""
+        """Seal and open with other keys; nothing stays in memory of whom they were deleted."""
         if self._keys is None or self._gateway_keys is None:
             return
         before = self._keys.owners()

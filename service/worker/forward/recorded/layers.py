@@ -28,8 +28,8 @@ from service.worker.model.decoder import DecoderModel
 
 
 def supports(decoder: DecoderModel, pool: KVPool) -> bool:
-    """Return whether layers of this decoder can be recorded: all they do is on a GPU, and does not
-    depend on numbers."""
+    """Return whether layers of this decoder can be recorded: all is on a GPU, and depends on no
+    numbers."""
     if decoder.device.type != "cuda":
         return False
     if any(rule is not PLAIN for rule in decoder.rules):

@@ -103,8 +103,8 @@ class PrefillGraphs:
 
     @contextmanager
     def replay(self, shape: Shape | None, kv: object, given: Given) -> Iterator[Replay | None]:
-        """Begin to compute rows of a prompt by recordings of this shape; None if they must be
-        computed unrecorded."""
+        """Begin to compute rows of a prompt by recordings; None if they must be computed
+        unrecorded."""
         known = None if shape is None else self._ready(shape)
         in_pool = isinstance(kv, SequenceKV) and kv.pool is self._pool
         if known is None or shape is None or not in_pool or known.taken:
@@ -170,8 +170,7 @@ class PrefillGraphs:
         return not self._wanted and self._recording is None
 
     def advance(self) -> None:
-        """Do one step of recording a group of a wanted shape, which takes no longer than a few
-        prefills of the group's layers."""
+        """Do one step of recording a wanted group, no longer than a few prefills of its layers."""
         if self._recording is None:
             self._recording = self._record_wanted()
         for _ in self._recording:
@@ -213,8 +212,8 @@ class PrefillGraphs:
     def _record_group(
         self, shape: Shape, recorded: _Recorded, group: range, kv: SequenceKV, given: Given
     ) -> Iterator[None]:
-        """Record a group, step by step; raises RuntimeError if it gives another result than the
-        layer loop."""
+        """Record a group, step by step; raises RuntimeError if the layer loop gives another
+        result."""
         decoder, tensors = self._decoder, recorded.tensors
         stored = [x for layer in group for x in kv.prompt_layer(layer, given.tokens)]
         random = torch.Generator().manual_seed(group.start)
@@ -250,8 +249,7 @@ class PrefillGraphs:
 
 
 def _example(decoder: DecoderModel, shape: Shape) -> Given:
-    """Return rows of a made-up prompt that are a fifth fewer than the shape's, so that some are
-    padding."""
+    """Return rows of a made-up prompt, a fifth fewer than the shape's, so that some are padding."""
     count = shape.rows - shape.rows // 5
     start = 0 if shape.every else SPARE_KEYS
     tokens = start + count

@@ -62,8 +62,7 @@ class LayerParts:
         return out
 
     def finish(self, x: Tensor, attended: Tensor, *, batch: bool) -> Tensor:
-        """Return hidden states after the layer from those before it, x `[m, hidden]`, and attended
-        `[m, heads * head_dim]`."""
+        """Return what the layer makes of x `[m, hidden]` and attended `[m, heads * head_dim]`."""
         m, attended, out = x.shape[0], attended.contiguous(), torch.empty_like(x)
         native.call(
             "layer_finish", self._layer, x, attended, out, m, self._hidden, self._width,

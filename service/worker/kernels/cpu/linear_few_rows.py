@@ -36,8 +36,8 @@ def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
-    """Return whether the kernel takes x `[m, in]` times weight `[out, in]`; in a `batch` the
-    rows belong to different sequences."""
+    """Return whether the kernel takes x `[m, in]` (in a `batch`: of sequences), weight `[out,
+    in]`."""
     return (
         len(x) <= (MAX_BATCH if batch else MAX_ROWS)
         and x.dtype == weight.dtype == torch.bfloat16

@@ -24,8 +24,7 @@ MIN_PARALLEL = 1 << 18
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Return whether the kernel takes products of x, or of results of such products, with the
-    weights."""
+    """Return whether the kernel takes products of x, or of their results, with the weights."""
     return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and native.has_bf16_dot()
 
 

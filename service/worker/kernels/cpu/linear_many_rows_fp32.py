@@ -24,8 +24,7 @@ PAUSE = 1 << 19
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Return whether the kernel takes products of x, or of results of such products, with the
-    weights."""
+    """Return whether the kernel takes products of x, or of their results, with the weights."""
     return (
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"
@@ -76,8 +75,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32,
-    with pauses about every 10 ms."""
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32; pauses about every 10
+    ms."""
     m, tiles, since = len(x), pack(x), 0
     out: Tensor | None = None
     width = -(-len(gate) // -(-len(gate) * m // ROOM))

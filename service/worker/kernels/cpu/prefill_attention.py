@@ -24,8 +24,8 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Return softmax attention `[m, heads * head_dim]` of q `[m, heads, head_dim]` over k and v
-    `[kv_heads, n, head_dim]`; a row sees the first `seen` `[m]` keys, at least 1. Sums in fp32."""
+    """Return softmax attention `[m, heads * head_dim]` of rows that see the first `seen` `[m]`
+    keys."""
     return _run(q, k, v, seen=seen, scale=scale)
 
 

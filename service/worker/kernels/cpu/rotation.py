@@ -90,8 +90,8 @@ def _are_positions(positions: Tensor) -> bool:
 
 
 def rotate(x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Write x `[rows, heads, head_dim]`, rotated to `positions` `[rows]` int64, to `out`, and
-    return it."""
+    """Write x `[rows, heads, head_dim]`, rotated to `positions` `[rows]`, to `out`; return
+    `out`."""
     rows, heads, d = x.shape
     native.call(
         "rotation_rows",

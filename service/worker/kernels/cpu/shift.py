@@ -25,7 +25,7 @@ KV = tuple[Tensor, Tensor]
 
 
 def supports(stored: Sequence[KV], fresh: KV, cache: KV) -> bool:
-    """Return whether the kernels are there and take such tensors; the cache `[kv_heads, n,
+    """Return whether the kernels are there and take such tensors; cache `[kv_heads, n,
     head_dim]`."""
     heads, _, d = cache[0].shape
     return (

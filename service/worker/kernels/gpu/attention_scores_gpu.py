@@ -33,7 +33,7 @@ def supports(q: Tensor, head_dim: int) -> bool:
 @cache
 def is_verified(device: torch.device, d: int) -> bool:
     """Return whether the kernels compile on this device for head size `d` and give what torch
-    gives."""
+    does."""
     name = f"scores of keys, heads of {d}"
     return triton_support.matches_torch(name, lambda: _compared(device, d), TOLERANCE)
 

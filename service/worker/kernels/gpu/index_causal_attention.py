@@ -59,8 +59,7 @@ def supports(q: Tensor, head_dim: int) -> bool:
 
 @cache
 def is_verified(device: torch.device, d: int) -> bool:
-    """Return whether the kernel compiles on this device for head size `d` and gives what torch
-    gives, in both forms, with and without spans."""
+    """Return whether both forms give what torch gives on this device for head size `d`."""
     name = f"attention of scattered rows, heads of {d}"
     forms = {_fitting(form, d, _room(device)) for form in (MANY_ROWS, FEW_ROWS)}
     return all(
@@ -95,12 +94,10 @@ def attend(
     extent: Tensor | None = None,
     most_keys: int | None = None,
 ) -> Tensor:
-    """Return softmax attention `[m, heads * head_dim]` of q `[m, heads, head_dim]` over k and v
-    `[kv_heads, n, head_dim]`, in which each row sees the keys up to its own position.
+    """Return softmax attention `[m, heads * head_dim]` in which each row sees the keys up to its
+    position.
 
-    `logsums` `[heads, m]` fp32 is filled with the logarithm of every softmax's sum. With `extent`
-    (`EXTENT`), k and v are the start of the memory that the cache lies in, and a row sees at most
-    `most_keys`.
+    `logsums` `[heads, m]` is filled; with `extent` (`EXTENT`) a row sees at most `most_keys`.
     """
     (m, heads, d), kv_heads = q.shape, k.shape[0]
     n = k.shape[1] if most_keys is None else most_keys

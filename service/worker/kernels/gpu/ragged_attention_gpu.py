@@ -55,7 +55,7 @@ def supports(q: Tensor, k: Tensor, group: int) -> bool:
 @cache
 def is_verified(device: torch.device, group: int, d: int) -> bool:
     """Return whether the kernel compiles on this device for such heads and gives what torch
-    gives."""
+    does."""
     name = f"attention of one token, {group} heads of {d}"
     return triton_support.matches_torch(name, lambda: _compared(device, group, d), TOLERANCE)
 

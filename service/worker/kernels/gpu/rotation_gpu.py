@@ -84,9 +84,8 @@ def write(
     sin: Tensor,
     into: Tensor | None = None,
 ) -> None:
-    """Write k, rotated, and v, each `[rows, kv_heads, head_dim]`, to a cache `[kv_heads, n,
-    head_dim]` at the rows `positions`; or to one of `[n, head_dim]` at the rows `into` `[rows *
-    kv_heads]`."""
+    """Write k, rotated, and v to a cache at the rows `positions`, or at the rows `into` of a
+    flat one."""
     _launch_write(None, k, v, k_all, v_all, k_all, positions, cos, sin, into, None)
 
 

@@ -28,9 +28,7 @@ MAX_HEAD_DIM = 256
 
 
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
-    """Return the compiled kernel, launched as `kernel[grid](...)`; None where Triton is not
-    installed.
-    """
+    """Return the kernel, launched as `kernel[grid](...)`; None where Triton is not installed."""
     return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
 
 

@@ -99,8 +99,7 @@ class DenseMethod(FusionMethod):
         return 0
 
     def is_quiet(self, layer: int) -> bool:
-        """Return whether `adjust`, `select` and `document_keys` do nothing at this layer, so that
-        it need not be computed by itself."""
+        """Return whether `adjust`, `select` and `document_keys` do nothing at this layer."""
         hooks = ("adjust", "select", "document_keys")
         return all(getattr(type(self), hook) is getattr(DenseMethod, hook) for hook in hooks)
 
@@ -125,16 +124,13 @@ class DenseMethod(FusionMethod):
         `view.v`, before anything attends to it. Called before `select`."""
 
     def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
-        """Return by what stored rows are shifted, that are not among the computed `rows` `[m]`,
-        at every layer but 0, where KV depends on the token alone; None: they stay as they are.
-        `scores` `[n]` is what earlier passes measured."""
+        """Return by what stored rows that are not computed are shifted at every layer but 0;
+        None: none."""
         return None
 
     def document_keys(self, view: LayerView) -> Tensor | None:
-        """Return the only keys that computed rows before the question may attend to, as ascending
-        prompt rows `[k]` that include these rows; None for all. The question's rows always see
-        every key.
-        """
+        """Return the only keys that computed document rows attend to, ascending `[k]`; None:
+        all."""
         return None
 
     # -- implemented by the base ------------------------------------------------------------------

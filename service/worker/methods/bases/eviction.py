@@ -71,8 +71,8 @@ class EvictionMethod:
         """Check that this model has what the method needs; raises InvalidRequest if not."""
 
     def observe(self, view: LayerView) -> Tensor:
-        """Return a tensor that scoring will need from a layer's queries, which only prefill has;
-        by default the window's queries `[w, heads, head_dim]`."""
+        """Return what scoring needs of a layer; by default the window's queries `[w, heads,
+        head_dim]`."""
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
@@ -80,8 +80,7 @@ class EvictionMethod:
         return None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """Return the importance of every token `[kv_heads, n]`; of those not protected, the
-        highest are kept."""
+        """Return the importance of every token `[kv_heads, n]`; the highest are kept."""
         raise NotImplementedError
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
@@ -102,13 +101,11 @@ class EvictionMethod:
         return w if self.protect else max(1, min(w, self.budget - 1))
 
     def applies(self, layout: PromptLayout) -> bool:
-        """Return whether the prompt is longer than the budget, so that something must be
-        evicted."""
+        """Return whether the prompt is longer than the budget."""
         return layout.tokens > self.budget
 
     def regions(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
-        """Return ascending rows that are always kept, and rows that compete for the rest of the
-        budget."""
+        """Return ascending rows that are always kept, and rows that compete for the rest."""
         rows = layout.all_rows
         if not self.protect:
             border = layout.tokens - self.observed_rows(layout)
@@ -129,8 +126,7 @@ class EvictionMethod:
         ]
 
     def warning(self, layout: PromptLayout) -> str | None:
-        """Return a warning for the user if the budget is too small for this prompt; None
-        otherwise."""
+        """Return a warning if the budget is too small for this prompt; None otherwise."""
         if not self.applies(layout):
             return None
         fixed = len(self.regions(layout)[0])

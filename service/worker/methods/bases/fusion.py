@@ -115,8 +115,7 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """Return how much `run` will compute for such a prompt; the planner compares it with
-        loading."""
+        """Return how much `run` will compute for such a prompt."""
 
     @abstractmethod
     def recomputed_tokens(self, shape: PromptShape) -> int:
@@ -127,9 +126,8 @@ class FusionMethod(ABC):
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        """Return the scores `[n]` by which this layer ranks document tokens before rows are
-        selected, higher is recomputed first; None where nothing is ranked. For token traces
-        only."""
+        """Return the scores `[n]` by which this layer ranks document tokens, for traces; None:
+        none."""
         return None
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
@@ -148,9 +146,8 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """Return the name of the parameter, declared with `parameter(..., auto=True)`, that is
-        the share of rows to recompute and that the planner and the correctness gate may raise;
-        None: there is none."""
+        """Return the name of the parameter, declared `auto`, that is the share of rows to
+        recompute."""
         return next((f.name for f in fields(cls) if f.metadata.get("auto")), None)
 
     @property

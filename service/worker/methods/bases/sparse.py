@@ -49,8 +49,7 @@ class SparseLoop(Protocol):
     def prompt(self) -> SketchedPrompt: ...
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
-        fp32."""
+        """Return the mean query of the question before RoPE, `[layers, heads, head_dim]` fp32."""
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
         """Read the blocks that `plan` needs, then compute its rows and the question."""
@@ -74,8 +73,7 @@ class SparseMethod(FusionMethod):
         """Return the largest number of document tokens that a layer holds."""
 
     def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
-        """Return the keys (before RoPE) or values `[m, kv_heads, head_dim]` to use for tokens
-        that were computed anew."""
+        """Return the keys (before RoPE) or values to use for tokens that were computed anew."""
         return computed
 
     # -- implemented by the base ------------------------------------------------------------------

@@ -87,8 +87,7 @@ class Method(EvictionMethod):
         return self._scores(prompt.observed[-1], prompt.k).expand(kv_heads, n)
 
     def chooses_at(self, layers: int) -> int:
-        """Return number of the layer r that chooses: `layer`, or its default for a model of this
-        depth."""
+        """Return the layer r that chooses: `layer`, or its default for a model of this depth."""
         return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:

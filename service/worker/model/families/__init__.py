@@ -27,6 +27,5 @@ def family_decoder(model_type: str) -> type[DecoderModel]:
 
 
 def decoder_for(model: Any) -> DecoderModel:
-    """Return the decoder for a transformers model; raises ModelRefused if its family is not
-    served."""
+    """Return the decoder for a transformers model; raises ModelRefused if it is not served."""
     return family_decoder(str(model.config.model_type))(model)

@@ -43,8 +43,7 @@ class ExpertsModel(DecoderModel):
         return chosen.to(dtype)
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
-        """Return numbers of the experts of every row, and the weights of their outputs, each `[m,
-        k]`."""
+        """Return numbers of the experts of every row, and their outputs' weights, each `[m, k]`."""
         router = cpu_linear.linear(x, mlp.gate.weight, batch=batch)
         top = router.softmax(-1, dtype=torch.float32).topk(self.config.num_experts_per_tok, dim=-1)
         return top.indices, self.router_weights(top.values, router.dtype)

@@ -160,8 +160,8 @@ def _tensor(file: Path, name: str) -> LoraTensor:
 
 
 def _matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of a module's name, as PEFT does
-    it."""
+    """Return the value of the first pattern that matches the end of a module's name, as PEFT
+    does."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -154,8 +154,7 @@ def _places(block: Any) -> dict[str, _Place]:
 
 
 def _module(block: Any, name: str) -> Any:
-    """Return a linear module of a layer by its name in the layer; None if it has none of that
-    name."""
+    """Return a linear module of a layer by its name in the layer; None if there is none."""
     group, _, own = name.partition(".")
     return getattr(getattr(block, group), own, None)
 
