@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.kv_placement import LayerViews
 from service.worker.forward.prefill import prefill
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.methods.fusion.pie import Method as Pie
@@ -53,16 +53,6 @@ MISSING_SHARE = 0.1
 # Besides it, rounding: of the base model's logits, as measured on the same prompt, and of fp32.
 ROUNDING = 4.0
 FLOOR = 1e-5
-
-
-@dataclass
-class _Captured:
-    """Keys before RoPE and values of some rows, per layer."""
-
-    layers: list[tuple[Tensor, Tensor]]
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.layers[layer]
 
 
 @torch.inference_mode()
@@ -117,7 +107,7 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
 
     scratch = ScratchKV(decoder, full.tokens)
     ours = run(prefill(decoder, full, [None, None], Vanilla(), scratch, capture=capture)).logits
-    parts = [_Captured([(k[a:b], v[a:b]) for k, v in captured]) for a, b in ((0, s), (s, s + d))]
+    parts = [LayerViews([(k[a:b], v[a:b]) for k, v in captured]) for a, b in ((0, s), (s, s + d))]
     cached = PromptLayout.of(
         system, [document], question,
         uncached=[False, False], prefixes=[Prefix(system)], device=device,

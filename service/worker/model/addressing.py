@@ -81,11 +81,6 @@ class Addressing:
         model."""
         return replace(self, lora=name)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's KV in the codec raw."""
-        return self.decoder.kv_bytes_per_token
-
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """Return the system segment S, whose KV is exact in every prompt."""
         address = self._address(ids, "none", (), tenant)
@@ -116,14 +111,6 @@ class Addressing:
             return self._address(ids, "mean", first, tenant, other_parts=tuple(others))
         neighbours = [self._address(each, "system", start, tenant) for each in behind[0]]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
-
-    def prompt(self, ids: Sequence[int], kind: str, tenant: str) -> Address:
-        """Return a whole prompt, whose KV is kept as it is in place.
-
-        Args:
-            kind: how it was computed; two prompts of the same ids and kind have the same KV.
-        """
-        return self._address(ids, f"prompt {kind}", (), tenant, codec="raw")
 
     def purged(
         self,
