@@ -16,9 +16,8 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.methods.sparse.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts

@@ -17,10 +17,9 @@ from service.worker.loading.prompt_loads import PromptLoads
 from service.worker.prefix_cache import PrefixCache
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import token_logprobs
-from service.worker.sequences.asked import prompt_ids
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 

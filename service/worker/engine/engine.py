@@ -38,9 +38,9 @@ from service.worker.model.model_facts import ModelFacts
 from service.worker.prefix_cache import PrefixCache, holds
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.asked import prompt_ids
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_history, find_reuse, seen_by
+from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -103,8 +103,7 @@ class Engine:
         )
         self.prefix_cache = PrefixCache(self.pool, on=options.prefix_cache)
 
-        # How long things take, and what is loaded or computed because of that.
-        # estimates how long reads and prefills take, also where nothing is planned by it
+        # How long things take, also where nothing is loaded or computed because of that.
         self.planner = Planner(decoder, loader.streams.estimates, deciding=options.planner)
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.

@@ -18,7 +18,7 @@ from service.messages.requests import Method
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.sequences.asked import AllowedMethod
+from service.worker.sequences.sequence import AllowedMethod
 
 log = logging.getLogger("kvstitch.gate")
 

@@ -27,9 +27,8 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.sampler import Sampler
-from service.worker.sequences.asked import Asked
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import Asked, EngineSequence
 from service.worker.steps import Steps
 
 

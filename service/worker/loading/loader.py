@@ -18,7 +18,7 @@ from service.worker.loading.chunk_stream import ChunkStream, parts_of
 from service.worker.loading.segment_load import DocumentEnds
 from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
-from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.methods.sparse.sketch import BlockGrid
 from service.worker.model.addressing import Address
 
 T = TypeVar("T")

@@ -19,9 +19,8 @@ from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, Spar
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult
 from service.worker.methods.scores import apportion, max_pool, mean_pool, stable_topk
-from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan, fixed_tokens
-from service.worker.methods.sparse.sketch import Sketch
+from service.worker.methods.sparse.sketch import BlockGrid, Sketch
 from service.worker.methods.stored_kv import Shift, squared_deviation
 from service.worker.model.attention import attend_with_scores, attention_probabilities
 from service.worker.model.flops import FlopCount

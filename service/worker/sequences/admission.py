@@ -17,8 +17,7 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.asked import AllowedMethod, Asked, prompt_ids
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import AllowedMethod, Asked, EngineSequence, prompt_ids
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 

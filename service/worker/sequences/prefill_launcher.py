@@ -26,9 +26,8 @@ from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.methods.sparse.sketch import Sketch
+from service.worker.methods.sparse.sketch import BlockGrid, Sketch
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts

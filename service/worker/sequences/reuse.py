@@ -23,8 +23,7 @@ from service.worker.prefix_cache import (
     PrefixCache,
     Reuse,
 )
-from service.worker.sequences.asked import prompt_ids
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 from service.worker.steps import Steps
 
 

@@ -27,8 +27,8 @@ from service.worker.methods.bases.fusion import (
     dense_phases,
 )
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan
+from service.worker.methods.sparse.sketch import BlockGrid
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import Steps
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from service.shared.parameters import parameter
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
-from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import (
     Selection,
     SparsePlan,
@@ -31,6 +30,7 @@ from service.worker.methods.sparse.selection import (
     personalised,
     select,
 )
+from service.worker.methods.sparse.sketch import BLOCK, BlockGrid
 from service.worker.model.model_facts import ModelFacts
 
 

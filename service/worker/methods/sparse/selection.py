@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from service.worker.methods.sparse.blocks import BlockGrid
-from service.worker.methods.sparse.sketch import Sketch
+from service.worker.methods.sparse.sketch import BlockGrid, Sketch
 
 OUTLIER_SIGMAS = 3.0
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import (
     Selection,
     SketchedDocument,
@@ -22,6 +21,7 @@ from service.worker.methods.sparse.selection import (
     personalised,
     select,
 )
+from service.worker.methods.sparse.sketch import BlockGrid
 from tests.references import samkv as reference_samkv
 from tests.references import samkv_selection as reference_samkv_selection
 from tests.references.samkv_sketch import Sketch, block_ranges, outlier_blocks

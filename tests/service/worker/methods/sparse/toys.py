@@ -19,9 +19,8 @@ from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import Selection, SketchedDocument, SparsePlan
-from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.methods.sparse.sketch import BlockGrid, Sketch, SketchBuilder
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import Steps, run
 from tests.references import samkv_sketch as expected
