@@ -19,7 +19,6 @@ from retriever.documents import (
     Mark,
     MarkKind,
     Passage,
-    Place,
     SearchMode,
     StoredDocument,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "Mark",
     "MarkKind",
     "Passage",
-    "Place",
     "PrefixChunks",
     "PrefixKind",
     "PrefixRule",

@@ -32,14 +32,6 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a character of a document belongs to; None where no mark comes before it."""
-
-    page: str | None = None
-    heading: str | None = None
-
-
-@dataclass(frozen=True)
 class Document:
     """A document as the user sends it."""
 

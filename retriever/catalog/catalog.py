@@ -35,7 +35,6 @@ from retriever.documents import (
     DocFilter,
     Document,
     DocumentPage,
-    Place,
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
@@ -193,14 +192,6 @@ class Catalog:
         info = queries.info(found)
         document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
         return StoredDocument(document, info)
-
-    def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
-        """Return page and heading of a character of a document; of none if it does not exist."""
-        with self.database.read() as read:
-            found = queries.place(read, queries.find_scope(read, scope), doc_id, start)
-        if found is None or not scope.view.shows(found[2]):
-            return Place()
-        return Place(*found[:2])
 
     def page(
         self,

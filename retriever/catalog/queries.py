@@ -26,39 +26,28 @@ from retriever.scope import Scope
 from retriever.sql.expressions import Prepared, among
 
 
-def _last_mark(document: Any, is_heading: int, start: Any) -> Any:
-    """Select the last mark at or before a character: a heading, or a page, slide or sheet."""
+def _last_mark(is_heading: int) -> Any:
+    """Select the last mark at or before a chunk: a heading, or a page, slide or sheet."""
     named = and_(
-        marks.c.document == document,
+        marks.c.document == chunks.c.document,
         marks.c.is_heading == literal_column(str(is_heading)),
-        marks.c.start <= start,
+        marks.c.start <= chunks.c.char_start,
     )
     found = select(marks.c.label).where(named).order_by(marks.c.start.desc())
     return found.limit(literal_column("1")).scalar_subquery()
-
-
-def _place(document: Any, start: Any) -> list[Any]:
-    """Return the columns `page` and `heading` of a character."""
-    return [_last_mark(document, 0, start).label("page"),
-            _last_mark(document, 1, start).label("heading")]  # fmt: skip
 
 
 # The columns are the fields of Chunk, in their order.
 _CHUNK = select(
     chunks.c.chunk_id, documents.c.doc_id, chunks.c.ordinal, chunks.c.text, documents.c.title,
     chunks.c.char_start, chunks.c.char_end, chunks.c.tokens, documents.c.revision,
-    *_place(chunks.c.document, chunks.c.char_start), documents.c.readers,
+    _last_mark(0).label("page"), _last_mark(1).label("heading"), documents.c.readers,
 ).join_from(chunks, documents)  # fmt: skip
 _CHUNKS = Prepared(_CHUNK.where(among(chunks.c.chunk_id, "chunk_ids")))
 _THE_DOCUMENT = and_(
     documents.c.scope_id == bindparam("scope_id"), documents.c.doc_id == bindparam("doc_id")
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
-_PLACE = Prepared(
-    select(*_place(documents.c.document, bindparam("start")), documents.c.readers).where(
-        _THE_DOCUMENT
-    )
-)
 _METADATA = Prepared(
     select(*documents.c["doc_id", "metadata", "readers"]).where(
         documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
@@ -150,13 +139,6 @@ def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list
     """Return the chunks of a document in reading order, whoever may read it."""
     rows = _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)
     return [Chunk(*row) for row in rows]
-
-
-def place(
-    connection: Connection, scope_id: int | None, doc_id: str, start: int
-) -> tuple[Any, ...] | None:
-    """Return page and heading of a character of a document, and its readers."""
-    return _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
 
 
 def marks_of(connection: Connection, document: int) -> tuple[Mark, ...]:

@@ -1,4 +1,4 @@
-"""Pages and headings: kept with a document, found for a chunk and for any character."""
+"""Pages and headings: kept with a document, found for a chunk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retriever import ChunkSettings, Document, Mark, Place, Retriever, Scope
+from retriever import ChunkSettings, Document, Mark, Retriever, Scope
 from retriever.errors import InvalidDocument
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -28,7 +28,7 @@ def opened(folder: Path) -> Retriever:
     return retriever
 
 
-def test_chunks_and_characters_know_their_page_and_heading(tmp_path: Path) -> None:
+def test_chunks_know_their_page_and_heading(tmp_path: Path) -> None:
     retriever = opened(tmp_path)
     scope = Scope("tenant", "manuals")
     retriever.ingest([DOCUMENT], scope=scope)
@@ -44,18 +44,6 @@ def test_chunks_and_characters_know_their_page_and_heading(tmp_path: Path) -> No
     (hit,) = retriever.search("owl", 1, scope=scope, mode="sparse")
     assert (hit.chunk.page, hit.chunk.heading) == ("2", "Fox")
     assert retriever.catalog.chunks([hit.chunk.chunk_id]) == [hit.chunk]
-    places = [
-        retriever.catalog.marks_at("d", start, scope=scope) for start in (11, 12, 35, 36, 999)
-    ]
-    assert places == [
-        Place(None, None), Place("1", "Fox"), Place("2", "Fox"), Place("2", "Sleep"),
-        Place("2", "Sleep"),
-    ]  # fmt: skip
-    assert (
-        retriever.catalog.marks_at("d", 40)
-        == Place()
-        == retriever.catalog.marks_at("other", 0, scope=scope)
-    )
     retriever.delete(["d"], scope=scope)
     with sqlite3.connect(tmp_path / "catalog.db") as connection:
         assert connection.execute("SELECT count(*) FROM marks").fetchone() == (0,)
