@@ -38,12 +38,9 @@ _NASAL = re.compile("[\u0919\u091e\u0923\u0928\u092e]\u094d(?=[\u0915-\u0939])")
 
 
 def clean(text: str) -> str:
-    """Compose and unify characters (NFKC), and leave out those that nobody sees.
-
-    ß becomes ss, as the Swiss write: of 12 questions for a word with ß the default model's
-    embedding finds 9 so, and 11 for the same with ss.
-    """
+    """Compose and unify characters (NFKC), and leave out those that nobody sees."""
     composed = unicodedata.normalize("NFKC", text.translate(_UNSEEN_BY_MODELS))
+    # As the Swiss write: of 12 questions for a word with ß the embedder finds 9, and 11 with ss.
     return composed.replace("ß", "ss").replace("ẞ", "SS")
 
 

@@ -210,12 +210,7 @@ SCHEMA = Schema(
 
 
 def catalog_database(where: Path | str, *, connections: int = 16) -> Database:
-    """The database of a catalog, not opened; its errors are the retriever's.
-
-    Args:
-        where: The path of an SQLite file, or the address of PostgreSQL.
-        connections: The most that are open to PostgreSQL at a time.
-    """
+    """The database of a catalog, not opened; its errors are the retriever's."""
     return Database(where, [SCHEMA], namespace=NAMESPACE, connections=connections,
                     write_lock=WRITING, error=_catalog_error)  # fmt: skip
 

@@ -66,9 +66,7 @@ def space_of(embedder: Embedder) -> EmbeddingSpace:
 
 
 def keep_no_words(tokenizer: Tokenizer) -> None:
-    """Have a tokenizer compute the tokens of a word whenever it comes. Before it is first used.
-
-    Else every thread keeps ten thousand words, 80 MB of a hostile document's.
-    """
+    """Have a tokenizer keep no words that it met: of a hostile document they take 80 MB a
+    thread."""
     if hasattr(tokenizer.model, "_resize_cache"):
         tokenizer.model._resize_cache(0)

@@ -54,8 +54,7 @@ class DocumentQueue(Protocol):
         without: Collection[int] = (),
         largest: int | None = None,
     ) -> list[IngestDocument]:
-        """Return the next documents to index, oldest first: at least one, if there is one, then up
-        to `max_bytes`."""
+        """Return the next documents to index, oldest first: one, and more up to `max_bytes`."""
         ...
 
     def indexed(self, limit: int) -> list[IngestDocument]:

@@ -37,7 +37,7 @@ _OWN = (
     _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
     _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),
     _text("rst", "text/x-rst", (".rst",), "markup.text_files:parse_rst"),
-    _text("adoc", "text/asciidoc", (".adoc", ".asciidoc"), "markup.asciidoc:parse"),
+    _text("adoc", "text/asciidoc", (".adoc", ".asciidoc"), "markup.text_files:parse_asciidoc"),
     _text("html", "text/html", (".html", ".htm"), "markup.html:parse"),
     _text("html", "application/xhtml+xml", (".xhtml",), "markup.html:parse"),
     _text("csv", "text/csv", (".csv",), "tables.csv_files:parse"),
@@ -71,8 +71,7 @@ def media_type_of_suffix() -> dict[str, str]:
 
 @cache
 def kind_of_media_type() -> dict[str, str]:
-    """Return kinds by media types, without plain text, which clients send for what they do not
-    know."""
+    """Return kinds by media types, but for plain text, which clients send for anything."""
     return {made.media_type: made.kind for made in formats() if made.kind != "text"}
 
 

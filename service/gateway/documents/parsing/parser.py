@@ -79,14 +79,12 @@ class FileLimits:
 
     @property
     def output_bytes(self) -> int:
-        """The longest output of the parser process: JSON takes up to 12 bytes per character, and
-        all of them may be headings."""
+        """The longest output: JSON takes up to 12 bytes per character, and all may be headings."""
         return 24 * self.chars + 64 * self.pages + 65_536
 
     @property
     def wall_s(self) -> float:
-        """Seconds to wait for the process, which gets a thirtieth of a core that answers keep
-        busy."""
+        """Seconds to wait: the process gets a thirtieth of a core that answers keep busy."""
         return 30.0 * self.most_cpu_s + 10.0
 
 

@@ -44,11 +44,7 @@ _SPACE = re.compile(r"\s+")
 
 
 def decode(content: bytes) -> Decoded:
-    """Decode a page; its label is that of `<meta charset>`.
-
-    Raises:
-        InvalidRequest: Its charset cannot be told, or is not what it says.
-    """
+    """Decode a page; its label is that of `<meta charset>`."""
     return charsets.decode(content, label_of(content))
 
 
@@ -59,11 +55,7 @@ def label_of(content: bytes) -> str:
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a page; its title is that of its head, else its first heading of level 1.
-
-    Raises:
-        InvalidRequest: It cannot be decoded, or exceeds a limit.
-    """
+    """Parse a page; its title is that of its head, else its first heading of level 1."""
     decoded = decode(content)
     tree, left_out = page_tree(decoded.text)
     named = tree.css_first("title")

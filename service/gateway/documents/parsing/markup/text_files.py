@@ -1,25 +1,93 @@
-"""Markdown and reStructuredText: the text is kept as it is, because models read both well. Only
-tables are rewritten, so that every row names its columns.
+"""Plain text, Markdown, reStructuredText and AsciiDoc: the text is kept as it is, because models
+read it well. Only tables of Markdown and reStructuredText are rewritten, so that every row names
+its columns.
 
-Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
-includes no other file and runs nothing.
+Headings are found by CommonMark's rules, so a `#` in a code block is none, by docutils, which
+includes no other file and runs nothing, and for AsciiDoc, which no library of Python's reads, by
+its lines.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
 from service.gateway.documents.parsing.markup import rst_tables
-from service.gateway.documents.parsing.markup.markdown_tables import LINE_END, with_named_rows
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
     ParsedFile,
+    TextBuilder,
     heading,
     left_out_warnings,
 )
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+LINE_END = re.compile(r"\r\n|\r|\n")
+_BREAK = re.compile(r"<br\s*/?>", re.I)
+_HTML_TABLE = re.compile(r"\s*<table[\s>]", re.I)
+
+
+def with_named_rows(text: str, tokens: Sequence[Token], bounds: Bounds) -> str:
+    """Return a text whose tables are lines that name their columns."""
+    starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
+    out: list[str] = []
+    done = 0
+    for at, token in enumerate(tokens):
+        if token.level or token.map is None or token.map[0] >= len(starts) - 1:
+            continue
+        if token.type == "table_open":
+            written = _rows(tokens[at:], bounds)
+        elif token.type == "html_block" and _HTML_TABLE.match(token.content):
+            written = _html(token.content, bounds)
+        else:
+            continue
+        if written:
+            start, end = starts[token.map[0]], starts[min(token.map[1], len(starts) - 1)]
+            out += [text[done:start], written, "\n"]
+            done = end
+    return "".join([*out, text[done:]])
+
+
+def _rows(tokens: Sequence[Token], bounds: Bounds) -> str:
+    rows: list[list[Cell | str]] = []
+    for at, token in enumerate(tokens):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type in ("th_open", "td_open"):
+            rows[-1].append(_BREAK.sub(" ", tokens[at + 1].content))
+        elif token.type == "table_close":
+            break
+    out = TextBuilder(bounds)
+    # A table whose header is blank is written so because Markdown knows none without.
+    add_rows(out, rows, headers=1 if any(map(str, rows[0])) else None)
+    return out.finish().text
+
+
+def _html(content: str, bounds: Bounds) -> str:
+    from selectolax.lexbor import LexborHTMLParser
+
+    from service.gateway.documents.parsing.markup.html_tables import read_table
+
+    tree = LexborHTMLParser(content)
+    tables = tree.css("table")
+    outside = tree.body is not None and tree.body.child != (tables[0] if tables else None)
+    table = read_table(tables[0]) if len(tables) == 1 and not outside else None
+    if table is None:
+        return ""
+    out = TextBuilder(bounds)
+    for title in table.titles:
+        out.line(title)
+    add_rows(out, table.rows, headers=table.headers)
+    return out.finish().text
+
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
 _XML_CHARSET = re.compile(rb"""<\?xml\b[^>]{0,99}?\bencoding\s*=\s*["']([\w.:-]{1,40})["']""", re.A)
@@ -106,3 +174,49 @@ def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
     named = _XML_CHARSET.match(content)
     decoded = _without_picture_data(decode(content, named[1].decode() if named else ""))
     return ParsedFile(decoded.text, warnings=decoded.warnings)
+
+
+# Lines that open a block, and close it where they come again: no line within is a heading.
+_FENCE = re.compile(r"-{4,}|\.{4,}|={4,}|\*{4,}|_{4,}|\+{4,}|/{4,}|```.*|[|,:!]={3,}")
+_ADOC_HEADING = re.compile(r"={1,6} +(\S.*)")
+_ADOC_UNDERLINE = re.compile(r"([=~^+-])\1+")
+_NO_TITLE = re.compile(r"[\[.|:*/]|//|include::")
+
+
+def parse_asciidoc(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a text; its title is its first heading of level 0. Comments and includes stay as
+    they are."""
+    decoded = decode(content)
+    text = decoded.text
+    lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
+    marks: list[Mark] = []
+    title = fence = before = ""
+    underline = False
+    for at, match in enumerate(lines):
+        line = match[0].strip()
+        below = lines[at + 1][0].strip() if at + 1 < len(lines) else ""
+        if fence:
+            fence = "" if line == fence else fence
+        elif underline:
+            underline = False
+        elif found := _ADOC_HEADING.fullmatch(line):
+            marks.append(heading(match.start(), found[1]))
+            title = title or (found[1] if line.startswith("= ") else "")
+        elif not before and _is_adoc_title(line, below):
+            marks.append(heading(match.start(), line))
+            title = title or (line if below.startswith("=") else "")
+            underline = True
+        elif _FENCE.fullmatch(line):
+            fence = "```" if line.startswith("```") else line
+        before = line
+    return ParsedFile(text, title, marks, decoded.warnings)
+
+
+def _is_adoc_title(line: str, below: str) -> bool:
+    """Return whether a line is the old form of a heading: underlined, in about its length."""
+    return (
+        _ADOC_UNDERLINE.fullmatch(below) is not None
+        and abs(len(line) - len(below)) <= 2
+        and any(map(str.isalnum, line))
+        and not _NO_TITLE.match(line)
+    )

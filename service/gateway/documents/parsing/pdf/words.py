@@ -58,13 +58,8 @@ class PictureWords(Protocol):
     """Reads the words of a file's pictures, as a plugin does, and keeps account of them."""
 
     def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
-        """Return the words of a picture `[height, width, 3]`, line by line; none if it could not
-        be read.
-
-        Args:
-            points: Of a pixel.
-            place: The label of its page.
-        """
+        """Return the words of a picture `[height, width, 3]`, whose pixels have so many points,
+        on the page `place`, line by line; none if it could not be read."""
         ...
 
     def warnings(self) -> list[ParseWarning]:
