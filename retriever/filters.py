@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import ge, gt, le, lt
 from typing import Any, Literal, get_args
 
 from retriever.errors import InvalidQuery
@@ -37,7 +36,6 @@ MAX_VALUES = 1000  # in all lists together
 MAX_STEPS = 8  # of one path
 MAX_INTEGER = 2**63 - 1  # what SQLite stores exactly
 
-_ORDER = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
 _COMBINATORS = ("and", "or", "not")
 
 
@@ -93,57 +91,6 @@ def as_elements(where: Filter) -> list[tuple[FieldTest, Filter]]:
     values = where.operand if isinstance(where.operand, tuple) else (where.operand,)
     elements = tuple(FieldTest(where.path, "contains", value) for value in values)
     return [(where, Or(elements))]
-
-
-def holds(where: Filter, metadata: Mapping[str, Any]) -> bool:
-    """Return whether metadata pass a filter, as the database would find."""
-    match where:
-        case And(parts):
-            return all(holds(part, metadata) for part in parts)
-        case Or(parts):
-            return any(holds(part, metadata) for part in parts)
-        case Not(part):
-            return not holds(part, metadata)
-    here: Any = metadata
-    for name in where.path:
-        if not isinstance(here, Mapping) or name not in here:
-            return where.operator in ("ne", "nin") or (
-                where.operator == "exists" and not where.operand
-            )
-        here = here[name]
-    return _passes(here, where.operator, where.operand)
-
-
-def _passes(value: Any, operator: Operator, operand: Any) -> bool:
-    """Return whether the value of a field that exists passes a test."""
-    match operator:
-        case "eq":
-            return _same(value, operand)
-        case "ne":
-            return not _same(value, operand)
-        case "in":
-            return any(_same(value, each) for each in operand)
-        case "nin":
-            return not any(_same(value, each) for each in operand)
-        case "exists":
-            return bool(operand)
-        case "contains":
-            return isinstance(value, list) and any(_same(each, operand) for each in value)
-        case "prefix":
-            return isinstance(value, str) and value.startswith(operand)
-    if _kind(value) != _kind(operand):
-        return False
-    return bool(_ORDER[operator](value, operand))
-
-
-def _same(value: Any, operand: Scalar) -> bool:
-    return _kind(value) == _kind(operand) and value == operand
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    return "number" if isinstance(value, int | float) else type(value).__name__
 
 
 class _Parser:

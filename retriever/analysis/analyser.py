@@ -123,11 +123,6 @@ class AnalysedQuery:
     last: frozenset[Term] = frozenset()
 
 
-def may_start(word: str) -> bool:
-    """Return whether a query may ask for words that start with this one's first character."""
-    return _PAIRED.match(word) is not None
-
-
 def analyse_text(title: str, text: str) -> AnalysedText:
     """The words of a chunk, with its title: a chunk alone may not name its topic."""
     folded = fold(f"{title}\n{text}")

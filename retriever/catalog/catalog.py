@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
 from retriever.analysis.analyser import AnalysedQuery, Term
-from retriever.catalog import queries, stored_vectors, storing
+from retriever.catalog import queries, storing
 from retriever.catalog.catalog_records import (
     CatalogState,
     CorpusCounts,
@@ -24,8 +24,7 @@ from retriever.catalog.catalog_records import (
     IngestResult,
     WordHits,
 )
-from retriever.catalog.filter_conditions import conditions
-from retriever.catalog.matching_chunks import chunks_matching
+from retriever.catalog.filter_conditions import chunks_matching, conditions
 from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.remembered import SCOPES, SHOWN, WORDS, Remembered
 from retriever.catalog.storing import CarriedOver
@@ -357,7 +356,7 @@ class Catalog:
         """Yield all vectors of an embedding space, from one snapshot: (scope, chunk ids `[n]`,
         vectors `[n, dim]`). A scope may come again, with higher ids."""
         with self.database.read() as read:
-            yield from stored_vectors.all_vectors(read, space, batch)
+            yield from queries.all_vectors(read, space, batch)
 
     def spaces(self) -> list[EmbeddingSpace]:
         """Return the embedding spaces of the stored documents; normally there is one."""
@@ -379,7 +378,7 @@ class Catalog:
         if not self.shared:
             return None
         with self.database.read() as read:
-            return stored_vectors.changes_since(read, state, space)
+            return queries.changes_since(read, state, space)
 
     def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Return the sizes of a scope, or of all tenants together if `scope` is None."""

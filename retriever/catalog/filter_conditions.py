@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
+    Connection,
     Numeric,
     Text,
     and_,
     any_,
+    bindparam,
     case,
     cast,
     exists,
@@ -33,10 +37,10 @@ from sqlalchemy import (
     true,
 )
 
-from retriever.catalog.tables import documents
+from retriever.catalog.tables import chunks, documents
 from retriever.documents import DocFilter
 from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
-from retriever.sql.expressions import Jsonb, among
+from retriever.sql.expressions import Jsonb, Prepared, among
 
 Condition = ColumnElement[bool]
 _Found = Callable[[FieldTest, str], Condition]
@@ -168,3 +172,32 @@ def _is_one_of(kind: Any, value: Any, operands: Any) -> Condition:
 
 def _is_number(kind: Any) -> Condition:
     return or_(kind == "integer", kind == "real")
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """A filter as a key of a cache: as text, because True equals 1."""
+
+    text: str
+    doc_filter: DocFilter = field(compare=False)
+
+
+def chunks_matching(
+    read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
+) -> list[int]:
+    """Return the ids of all chunks of a scope's documents that match a filter."""
+    repeated = _Repeated(repr(doc_filter), doc_filter)
+    query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
+    values = {} if readers is None else {"readers": readers}
+    return [chunk_id for (chunk_id,) in query.rows(read, scope_id=scope_id, **values)]
+
+
+@lru_cache(maxsize=256)  # requests repeat their filters
+def _chunk_ids(repeated: _Repeated, dialect: str, *, restricted: bool) -> Prepared:
+    matching = conditions(repeated.doc_filter, dialect)
+    numbers = select(documents.c.document).where(
+        documents.c.scope_id == bindparam("scope_id"), matching
+    )
+    if restricted:
+        numbers = numbers.where(among(documents.c.readers, "readers"))
+    return Prepared(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers)))
