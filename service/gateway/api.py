@@ -11,6 +11,7 @@ from __future__ import annotations
 from service.gateway.answers.attribution.attributor import attribute
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
+from service.gateway.answers.question_rewriting import joined_query
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.chunk_prefixes import prefix_rule
@@ -24,7 +25,7 @@ from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
-from service.gateway.search.passage_search import PassageSearch, joined_query
+from service.gateway.search.passage_search import PassageSearch
 from service.gateway.search.search_query import SearchQuery
 
 __all__ = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstitch.records.answers import Answer
@@ -21,9 +21,9 @@ class NumberedEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerGroup:
-    """Answers that begin, and are given up, together. At least one."""
+    """Answers that begin, and are given up, together."""
 
-    answers: Sequence[AnswerStream]
+    answers: list[AnswerStream] = field(default_factory=list)
 
     async def events(self) -> AsyncGenerator[NumberedEvent, None]:
         """The events of all answers as they come.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvstitch.records.answers import Explanation
 from service.errors import InvalidRequest
-from service.gateway.admission import CallContext, ConcurrencyLimiter, RequestSlot, before_deadline
+from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_stream import AnswerStream, outcome_of
 from service.gateway.answers.forms import AnswerForms
@@ -66,45 +66,39 @@ class AnswerService:
             WorkerUnavailable: The worker or the index is not ready.
             DeadlineExceeded: The deadline passed meanwhile.
         """
-        opened: list[AnswerStream] = []
-        try:
-            for request in requests:
-                opened.append(await self._open(request, call))
-        except BaseException:
-            await AnswerGroup(opened).aclose()
-            raise
-        return AnswerGroup(opened)
-
-    async def _open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
-        fusion_label = "none"
-        slot: RequestSlot | None = None
-        model = self._prompts.model
-        name = genai.span_name(call.operation, model)
-        span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
-        try:
-            plan = self._validator.validate(request, call)
-            fusion_label = plan.fusion.name
-            slot = self._limiter.acquire(plan.estimated_tokens, call.principal.key_id)
-            preparing = self._preparer.prepare(plan, traceparent=span.traceparent)
-            await before_deadline(preparing, call)
-            call.principal.spend_tokens(plan.prompt_tokens + plan.condense_tokens)
-        except BaseException as error:
-            if slot is not None:
-                slot.close()
-            self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
-            attributes = genai.of(call.operation, model)
-            span.end(attributes=attributes, error=outcome_of(error))
-            raise
-        return AnswerStream(
-            worker=self._worker,
-            prompts=self._prompts,
-            metrics=self._metrics,
-            plan=plan,
-            slot=slot,
-            call=call,
-            span=span,
-            forms=self._forms,
-        )
+        opened = AnswerGroup()
+        for request in requests:
+            fusion_label, slot, model = "none", None, self._prompts.model
+            name = genai.span_name(call.operation, model)
+            span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
+            try:
+                plan = self._validator.validate(request, call)
+                fusion_label = plan.fusion.name
+                slot = self._limiter.acquire(plan.estimated_tokens, call.principal.key_id)
+                preparing = self._preparer.prepare(plan, traceparent=span.traceparent)
+                await before_deadline(preparing, call)
+                call.principal.spend_tokens(plan.prompt_tokens + plan.condense_tokens)
+            except BaseException as error:
+                if slot is not None:
+                    slot.close()
+                self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
+                attributes = genai.of(call.operation, model)
+                span.end(attributes=attributes, error=outcome_of(error))
+                await opened.aclose()
+                raise
+            opened.answers.append(
+                AnswerStream(
+                    worker=self._worker,
+                    prompts=self._prompts,
+                    metrics=self._metrics,
+                    plan=plan,
+                    slot=slot,
+                    call=call,
+                    span=span,
+                    forms=self._forms,
+                )
+            )
+        return opened
 
     async def explain(self, request: GenerateRequest, call: CallContext) -> Explanation:
         """Say what an answer would take. Nothing is generated, and no chunk is moved.

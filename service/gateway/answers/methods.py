@@ -62,7 +62,7 @@ class DefaultMethods:
                     f"profile already chooses the methods: leave out {name}, or profile",
                     field="profile",
                 )
-        choice = self._fusion_choice(request, ready)
+        choice = self._fusion_choice(request.profile, request.fusion, ready)
         fusion = chosen_method("fusion", choice, ready.fusion)
         if request.eviction is None:
             return fusion, None
@@ -75,13 +75,14 @@ class DefaultMethods:
             )
         return fusion, eviction
 
-    def _fusion_choice(self, request: Choices, ready: Ready) -> MethodChoice:
-        asked = request.fusion
+    def _fusion_choice(
+        self, profile: str | None, asked: MethodChoice | None, ready: Ready
+    ) -> MethodChoice:
         # Of all combinations that were measured, no method is closer to full prefill than PIE for
         # no row, and than the default for its share of rows; and evicting half of the KV, even of
         # a full prefill, costs more than computing no row behind primers (docs/methods.md).
-        if request.profile in _PROFILES:
-            return MethodChoice(method=_PROFILES[request.profile])
+        if profile in _PROFILES:
+            return MethodChoice(method=_PROFILES[profile])
         if asked is None:
             return MethodChoice.model_validate(self._fusion(ready.fusion))
         if asked.method != AUTO:

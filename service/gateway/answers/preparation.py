@@ -21,7 +21,7 @@ from service.gateway.answers.attribution.marks import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.inline_documents import inline_passages
 from service.gateway.answers.methods import AUTO
-from service.gateway.answers.question_rewriting import QuestionRewriter
+from service.gateway.answers.question_rewriting import QuestionRewriter, joined_query
 from service.gateway.answers.sampling import sampling
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -29,7 +29,6 @@ from service.gateway.search.passage_search import (
     FoundPassages,
     PassageSearch,
     citations,
-    joined_query,
 )
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import Generate, Prefetch
@@ -81,7 +80,11 @@ class RequestPreparer:
             NotFound: A named document is not stored.
         """
         plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
-        await self._choose_search(plan)
+        joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
+        if plan.search is None or joined is None or plan.condense == "off":
+            plan.condense = "off"
+        elif plan.condense == "join" or not await self._rewritten(plan):
+            plan.search, plan.condense = replace(plan.search, joined=joined), "join"
         loop = asyncio.get_running_loop()
         hinting = loop if prefetch else None
         await self._passages.search(
@@ -90,23 +93,19 @@ class RequestPreparer:
             rerank=plan.search is not None and plan.search.rerank,
         )
 
-    async def _choose_search(self, plan: AnswerPlan) -> None:
-        """Decide what is searched for a question that follows others."""
-        joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
-        if plan.search is None or joined is None or plan.condense == "off":
-            plan.condense = "off"
-            return
-        if plan.condense == "model":
-            started = time.perf_counter()
-            made = await self._rewriter.rewrite(plan.turns, tenant=plan.scope.tenant)
-            plan.condense_s, plan.condense_tokens = time.perf_counter() - started, made.tokens
-            if made.text is not None:
-                plan.search = replace(plan.search, text=made.text)
-                return
+    async def _rewritten(self, plan: AnswerPlan) -> bool:
+        """Have the model say what a question that follows others asks for, and search that."""
+        assert plan.search is not None
+        started = time.perf_counter()
+        made = await self._rewriter.rewrite(plan.turns, tenant=plan.scope.tenant)
+        plan.condense_s, plan.condense_tokens = time.perf_counter() - started, made.tokens
+        if made.text is None:
             plan.warnings.append(
                 "the model did not rewrite the question: it was joined with earlier ones"
             )
-        plan.search, plan.condense = replace(plan.search, joined=joined), "join"
+            return False
+        plan.search = replace(plan.search, text=made.text)
+        return True
 
     # -- on a search thread ----------------------------------------------------------------------
 
@@ -192,6 +191,12 @@ class RequestPreparer:
             with_text=request.include_text,
             urls={} if found.query is None else self._passages.urls_of(plan.passages, plan.scope),
         )
+        history, view = 0, ""
+        if documents and any(turn.role == "assistant" for turn in turns):
+            history = prompts.history_tokens(turns, request.tools, question)
+        if any(passage.chunk.readers != EVERYBODY for passage in plan.passages):
+            # A name of what the sender may read: others may not read all of the passages.
+            view = hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()
         plan.generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=prompts.system if alone is None else [],
@@ -207,15 +212,8 @@ class RequestPreparer:
             cold=request.cold or self._settings.cold,
             prefix_cache=request.prefix_cache,
             lora=plan.adapter,
-            history=prompts.history_tokens(turns, request.tools, question) if documents else 0,
+            history=history,
             history_mode=request.history or self._settings.history,
             any_method=request.fusion is None or request.fusion.method == AUTO,
-            view=_view(plan),
+            view=view,
         )
-
-
-def _view(plan: AnswerPlan) -> str:
-    """Return a name of what the sender may read, if others may not read all of the passages."""
-    if all(passage.chunk.readers == EVERYBODY for passage in plan.passages):
-        return ""
-    return hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()

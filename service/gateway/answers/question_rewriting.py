@@ -1,7 +1,7 @@
-"""Has the served model rewrite a follow-up question as one that stands alone.
+"""Follow-up questions: joined with earlier ones, or rewritten by the served model to stand alone.
 
-The instruction and the conversation are the prompt's Q; S is every request's, so that its stored KV
-is used. The generation is short and greedy, and has a deadline of its own.
+To rewrite one, the instruction and the conversation are the prompt's Q; S is every request's, so
+that its stored KV is used. The generation is short and greedy, and has a deadline of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ TURNS = 6
 TURN_CHARS = 400
 """Of each of them; of a longer one the beginning."""
 
+EARLIER_QUESTIONS = 3  # that a question is joined with
+QUESTION_CHARS = 400  # of each of them; of a longer one the beginning
+
 _INSTRUCTION = (
     "Rewrite the last question of a conversation so that it can be understood alone: put names in "
     "the place of words such as it, they and there. Write the question only.\n\n"
@@ -40,6 +43,16 @@ _INSTRUCTION = (
 )
 _CUE = "Rewritten question:"
 _LABEL = re.compile(r"^(?:User|Question|Rewritten question|Rewritten)\s*:\s*", re.IGNORECASE)
+
+
+def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | None:
+    """Join the question, or the part of it that is searched for, with the user's earlier ones, the
+    latest first; None: there are none."""
+    asked = [turn.text for turn in reversed(turns) if turn.role == "user" and turn.text.strip()]
+    if len(asked) < 2:
+        return None
+    earlier = (text[:QUESTION_CHARS] for text in asked[1 : 1 + EARLIER_QUESTIONS])
+    return " ".join([asked[0] if question is None else question, *earlier])
 
 
 @dataclass

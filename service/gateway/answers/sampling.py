@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.errors import InvalidRequest
-from service.gateway.schemas.generate import GenerateRequest, SamplingFields
+from service.gateway.schemas.generate import GenerateRequest
 from service.grammars.forms import WrittenForm
 from service.messages.requests import Sampling
 
@@ -21,7 +21,17 @@ def sampling(
     usual: int,
 ) -> tuple[Sampling, list[str]]:
     """Return how the worker chooses the answer's tokens, and warnings for the client."""
-    _check(request)
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, max_tokens {request.max_tokens}: lower it",
+            field="min_tokens",
+        )
+    for name in ("min_tokens", "ignore_eos") if request.guided is not None else ():
+        if getattr(request, name):
+            raise InvalidRequest(
+                f"{name}: with guided the form of the answer says where it ends: leave it out",
+                field=name,
+            )
     warnings = []
     if request.max_tokens is None:
         structured = request.tools is not None or request.guided is not None
@@ -52,19 +62,3 @@ def sampling(
         grammar="" if form is None else form.grammar,
     )
     return made, warnings
-
-
-def _check(request: SamplingFields) -> None:
-    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
-        raise InvalidRequest(
-            f"min_tokens is {request.min_tokens}, max_tokens {request.max_tokens}: lower it",
-            field="min_tokens",
-        )
-    if request.guided is None:
-        return
-    for name in ("min_tokens", "ignore_eos"):
-        if getattr(request, name):
-            raise InvalidRequest(
-                f"{name}: with guided the form of the answer says where it ends: leave it out",
-                field=name,
-            )

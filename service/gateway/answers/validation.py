@@ -53,15 +53,18 @@ class RequestValidator:
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
-        self._check_question(request)
-        _check_marks(request)
-        if (inline := request.inline_documents) is not None:
-            _refuse_search_fields(request)
+        _check_fields(request)
         ready = self._worker.require()
-        max_context = ready.model.max_context
-        _check_length(request, max_context)
+        max_context, inline = ready.model.max_context, request.inline_documents
+        chars = sum(turn.chars for turn in request.turns)
+        chars += 0 if request.tools is None else len(request.tools.text)
+        if chars > MAX_CHARS_PER_TOKEN * max_context or len(request.turns) > max_context:
+            raise _too_long(request, chars, max_context)
         turns = normalize_turns(request.turns, continues=request.continue_final_message)
-        searched_for, warnings = self._searched_for(question_of(turns))
+        searched_for, warnings = question_of(turns), list[str]()
+        if len(searched_for) > (limit := self._settings.max_question_chars):
+            searched_for = searched_for[-limit:]
+            warnings = [f"documents are searched for the last {limit} characters of the question"]
         query = search_query(
             request,
             searched_for,
@@ -72,7 +75,7 @@ class RequestValidator:
         self._retriever.require()
         adapter = chosen_adapter(request.adapter, call.principal, ready)
         fusion, eviction = self._methods.chosen(request, ready)
-        chars = 0 if inline is None else sum(len(document.text) for document in inline)
+        inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
         return AnswerPlan(
             request=request,
@@ -84,44 +87,23 @@ class RequestValidator:
             adapter=adapter,
             condense=request.condense or self._settings.condense,
             max_context=max_context,
-            estimated_tokens=self._prompts.estimate(turns, request.tools, searched, chars),
+            estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],
         )
 
-    def _searched_for(self, question: str) -> tuple[str, list[str]]:
-        """Return what is searched for a question, and what the client is told of that."""
-        if len(question) <= (limit := self._settings.max_question_chars):
-            return question, []
-        told = f"documents are searched for the last {limit} characters of the question"
-        return question[-limit:], [told]
 
-    def _check_question(self, request: GenerateRequest) -> None:
-        if (request.question is None) == (request.messages is None):
-            raise InvalidRequest(
-                "send either question or messages"
-                if request.question is not None
-                else "question is missing: send it, or messages",
-                field="question",
-            )
-        if request.question is not None and not request.question.strip():
-            raise InvalidRequest("question is empty: send the question's text", field="question")
-
-
-def _check_length(request: GenerateRequest, max_context: int) -> None:
-    """Raise PromptTooLong for a conversation that cannot fit, before anything is written."""
-    turns, tools = request.turns, request.tools
-    chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
-    if chars > MAX_CHARS_PER_TOKEN * max_context or len(turns) > max_context:
-        field = "question" if request.messages is None else "messages"
-        raise PromptTooLong(
-            f"{context_length(max_context)} and {field} has {chars} characters"
-            f"{f' in {len(turns)} messages' if len(turns) > 1 else ''}: shorten it",
-            field=field,
+def _check_fields(request: GenerateRequest) -> None:
+    """Raise InvalidRequest for fields that do not go together."""
+    if (request.question is None) == (request.messages is None):
+        raise InvalidRequest(
+            "send either question or messages"
+            if request.question is not None
+            else "question is missing: send it, or messages",
+            field="question",
         )
-
-
-def _check_marks(request: GenerateRequest) -> None:
-    """Marks that are put into the finished text would differ from what was sent or counted."""
+    if request.question is not None and not request.question.strip():
+        raise InvalidRequest("question is empty: send the question's text", field="question")
+    # Marks that are put into the finished text would differ from what was sent or counted.
     for name, asked in (("stream", request.stream), ("logprobs", request.logprobs is not None)):
         if request.cite == "marks" and asked:
             raise InvalidRequest(
@@ -129,13 +111,20 @@ def _check_marks(request: GenerateRequest) -> None:
                 "read `attributions`",
                 field="cite",
             )
-
-
-def _refuse_search_fields(request: GenerateRequest) -> None:
-    for name in _SEARCH_FIELDS:
+    for name in _SEARCH_FIELDS if request.inline_documents is not None else ():
         if getattr(request, name) not in (None, False):
             raise InvalidRequest(
                 f"{name} chooses among stored documents, and inline_documents are used instead of "
                 "these: leave one of the two out",
                 field=name,
             )
+
+
+def _too_long(request: GenerateRequest, chars: int, max_context: int) -> PromptTooLong:
+    """Return the error for a conversation that cannot fit, before anything is written."""
+    turns, field = len(request.turns), "question" if request.messages is None else "messages"
+    return PromptTooLong(
+        f"{context_length(max_context)} and {field} has {chars} characters"
+        f"{f' in {turns} messages' if turns > 1 else ''}: shorten it",
+        field=field,
+    )

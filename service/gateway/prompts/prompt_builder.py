@@ -119,12 +119,10 @@ class PromptBuilder:
         """Return how many first tokens of Q are the turns before the last one.
 
         Args:
-            turns: The conversation.
+            turns: A conversation in which the assistant has spoken.
             tools: As for `encode_question`.
             question: What it returned for them.
         """
-        if not any(turn.role == "assistant" for turn in turns):
-            return 0
         written = self._written(turns, tools)
         places = turn_places(written.template)
         # What is to be done now, and what the answer continues, stand behind the last turn.
@@ -138,7 +136,7 @@ class PromptBuilder:
 
     def _written(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         """Return the template of Q, and the texts in it."""
-        if tools is not None or _about_tools(turns):
+        if tools is not None or any(turn.calls or turn.role == "tool" for turn in turns):
             return self._with_tools.question(turns, tools)
         template = self._conversations.template(tuple(turn.role for turn in turns))
         return WrittenText(template, {f"t{n}": turn.text for n, turn in enumerate(turns)})
@@ -175,7 +173,7 @@ class PromptBuilder:
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
-        if tools is None and not _about_tools(turns):
+        if tools is None and not any(turn.calls or turn.role == "tool" for turn in turns):
             return None
         written = self._with_tools.alone(turns, tools)
         if written is None:
@@ -220,12 +218,9 @@ class PromptBuilder:
             field = "question" if len(question) >= max_context else "top_k"
         raise PromptTooLong(f"{sizes}: {remedy}", field=field)
 
-    def estimate(
-        self, turns: Sequence[Turn], tools: ToolSet | None, top_k: int, inline_chars: int
-    ) -> int:
+    def estimate(self, question_chars: int, top_k: int, inline_chars: int) -> int:
         """Return about how many tokens a prompt will have, known before any work is done."""
-        chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
-        question = chars // CHARS_PER_TOKEN_ESTIMATE
+        question = question_chars // CHARS_PER_TOKEN_ESTIMATE
         documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + documents + question
 
@@ -255,8 +250,3 @@ class PromptBuilder:
 def context_length(max_context: int) -> str:
     """Return how errors name the model's context: clients look for these words of OpenAI's."""
     return f"this model's maximum context length is {max_context} tokens, an answer included,"
-
-
-def _about_tools(turns: Sequence[Turn]) -> bool:
-    """Return whether earlier turns hold calls or what they gave."""
-    return any(turn.calls or turn.role == "tool" for turn in turns)

@@ -13,7 +13,7 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -105,12 +105,15 @@ class ServingTokenizer:
         It is encoded as one string, as the model saw it in training. Only if the user text would
         then contribute an added token is each part encoded by itself.
         """
-        whole = self._obey(fill(template, user_text))
+        parts = split_template(template, user_text)
+        whole = self._obey(
+            "".join(text if name is None else user_text[name] for name, text in parts)
+        )
         if not user_text:
             return whole
-        parts = _split(template, user_text)
         template_ids = [self._obey_part(text) for name, text in parts if name is None]
-        if self._added_in(whole) == [i for ids in template_ids for i in self._added_in(ids)]:
+        added = [i for ids in template_ids for i in ids if i in self._added]
+        if [i for i in whole if i in self._added] == added:
             return whole
         pieces = iter(template_ids)
         return [
@@ -157,19 +160,9 @@ class ServingTokenizer:
         ids: list[int] = self._obeying.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _added_in(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token in self._added]
 
-
-def fill(template: str, user_text: dict[str, str]) -> str:
-    """Replace each {name} of `user_text` in `template`, in one pass; other braces stay."""
-    return "".join(
-        text if name is None else user_text[name] for name, text in _split(template, user_text)
-    )
-
-
-def _split(template: str, user_text: dict[str, str]) -> list[tuple[str | None, str]]:
-    """Return the template's parts in order: (None, text) or (name, "{name}")."""
+def split_template(template: str, user_text: Collection[str]) -> list[tuple[str | None, str]]:
+    """Return the template's parts in order: (None, text) or (name, "{name}"); other braces stay."""
     if not user_text:
         return [(None, template)]
     names = "|".join(map(re.escape, user_text))

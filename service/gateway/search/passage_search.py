@@ -27,7 +27,6 @@ from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import SearchQuery
-from service.prompt import Turn
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -37,8 +36,6 @@ RERANK_MIN_CANDIDATES = 20
 # Rankings of two searches are fused this deep, so that what stands low in both can rise.
 FUSED_FACTOR = 4
 FUSED_MIN_PASSAGES = 20
-EARLIER_QUESTIONS = 3  # that a question is joined with
-QUESTION_CHARS = 400  # of each of them; of a longer one the beginning
 
 _RANKED_BY: Final[dict[str, RankedBy]] = {
     "dense": "cosine",
@@ -118,35 +115,36 @@ class PassageSearch:
             top_k = max(FUSED_FACTOR * top_k, FUSED_MIN_PASSAGES)
         if query.rerank:
             top_k = max(RERANK_FACTOR * top_k, RERANK_MIN_CANDIDATES)
-        own = self._search(query, query.text, top_k)
+        doc_filter = None
+        if query.doc_ids is not None or query.where != MATCH_ALL:
+            doc_filter = DocFilter(query.doc_ids, query.where)
+        retriever, searched = self._retriever.retriever, list[FoundPassages]()
+        for text in (query.text, query.joined):
+            if text is None:
+                continue
+            started = time.perf_counter()
+            vector = None if query.mode == "sparse" else retriever.embed_query(text)
+            embedded = time.perf_counter()
+            passages = retriever.search(
+                text, top_k, doc_filter, scope=query.scope, mode=query.mode, vector=vector
+            )
+            seconds = embedded - started, time.perf_counter() - embedded
+            found = FoundPassages(query, passages, *seconds)
+            searched.append(found if query.rerank else found.above_floor())
+        own, joined = searched[0], searched[-1]
         if query.joined is None:
             return own
-        beside = self._search(query, query.joined, top_k)
-        adds = adds_something(own.passages, beside.passages)
-        passages = fuse(own.passages, beside.passages) if adds else own.passages
+        adds = adds_something(own.passages, joined.passages)
+        passages = fuse(own.passages, joined.passages) if adds else own.passages
         # A reranker gets as many candidates as one search gives it.
         most = len(own.passages) if query.rerank else query.top_k
         return replace(
             own,
             query=query if adds else replace(query, joined=None),
             passages=passages[:most],
-            embed_s=own.embed_s + beside.embed_s,
-            retrieve_s=own.retrieve_s + beside.retrieve_s,
+            embed_s=own.embed_s + joined.embed_s,
+            retrieve_s=own.retrieve_s + joined.retrieve_s,
         )
-
-    def _search(self, query: SearchQuery, text: str, top_k: int) -> FoundPassages:
-        doc_filter = None
-        if query.doc_ids is not None or query.where != MATCH_ALL:
-            doc_filter = DocFilter(query.doc_ids, query.where)
-        retriever = self._retriever.retriever
-        started = time.perf_counter()
-        vector = None if query.mode == "sparse" else retriever.embed_query(text)
-        embedded = time.perf_counter()
-        passages = retriever.search(
-            text, top_k, doc_filter, scope=query.scope, mode=query.mode, vector=vector
-        )
-        found = FoundPassages(query, passages, embedded - started, time.perf_counter() - embedded)
-        return found if query.rerank else found.above_floor()
 
     async def _rerank(self, found: FoundPassages) -> FoundPassages:
         """Have the reranker choose among the candidates of `find`."""
@@ -223,16 +221,6 @@ class PassageSearch:
             f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
             "those that have documents)"
         )
-
-
-def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | None:
-    """Join the question, or the part of it that is searched for, with the user's earlier ones, the
-    latest first; None: there are none."""
-    asked = [turn.text for turn in reversed(turns) if turn.role == "user" and turn.text.strip()]
-    if len(asked) < 2:
-        return None
-    earlier = (text[:QUESTION_CHARS] for text in asked[1 : 1 + EARLIER_QUESTIONS])
-    return " ".join([asked[0] if question is None else question, *earlier])
 
 
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:

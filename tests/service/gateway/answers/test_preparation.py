@@ -100,6 +100,8 @@ def test_messages_are_answered(rig: Rig) -> None:
     body = {"messages": messages, "top_k": 1}
     result = rig.http.post("/v1/rag/generate", json=body).json()
     assert result["citations"][0]["doc_id"] == "rome"
+    [request] = fake(rig).seen(Generate)
+    assert isinstance(request, Generate) and request.history == 0
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,3 @@ def test_earlier_turns_are_all_before_the_last_one(tmp_path: Path, answer: str) 
     before, new = (decode(part, skip_special_tokens=False) for part in (ids[:tokens], ids[tokens:]))
     assert before.startswith("Speak like a pirate.") and before.rstrip().endswith((USER, EOS))
     assert "Where is Oslo?" in before and new.strip() == "And Rome?"
-
-
-def test_a_first_question_has_no_earlier_turns(tmp_path: Path) -> None:
-    prompts = chat_prompts(tmp_path)
-    for turns in (TURNS[:2], TURNS[3:]):
-        assert prompts.history_tokens(turns, None, prompts.encode_question(turns)) == 0

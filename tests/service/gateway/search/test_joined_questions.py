@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retriever import Chunk, Passage
-from service.gateway.search.passage_search import (
-    QUESTION_CHARS,
-    adds_something,
-    fuse,
-    joined_query,
-)
+from service.gateway.answers.question_rewriting import QUESTION_CHARS, joined_query
+from service.gateway.search.passage_search import adds_something, fuse
 from service.prompt import Turn
 
 
