@@ -27,8 +27,7 @@ from service.gateway.data_folder import DiskGuard, lock_folder, make_private
 from service.gateway.databases import Databases
 from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.corpus import Corpus
-from service.gateway.fleet.shared_workers import SharedWorkers
-from service.gateway.fleet.worker_state import WorkerState, count_by_state
+from service.gateway.fleet.member import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -122,31 +121,25 @@ class Gateway:
     ) -> None:
         """Build the workers: processes of this gateway, or those that run by themselves."""
         settings = self.settings
-        self._workers: Workers | SharedWorkers
-        if settings.worker_addresses:
-            self._workers = SharedWorkers(
-                settings,
-                self.metrics,
-                deletions=self._databases.tenants_secret,
-                heartbeat_timeout_s=processes.heartbeat_timeout_s,
-                on_count=lambda ready: self.limiter.resize(settings.max_running * ready),
-                keys=self._databases.ring,
-            )
-        else:
-            self._workers = Workers(
-                settings,
-                processes,
-                self.metrics,
-                worker_settings=lambda number, address: settings.worker(
-                    model_folder,
-                    address,
-                    number=number,
-                    tenants_secret=self._databases.tenants_secret(),
-                    calibration=None if calibrated is None else calibrated.path,
-                ),
-                on_refused=self.give_up,
-                keys=self._databases.ring,
-            )
+        listed = bool(settings.worker_addresses)
+        self._workers = Workers(
+            settings,
+            processes,
+            self.metrics,
+            worker_settings=lambda number, address: settings.worker(
+                model_folder,
+                address,
+                number=number,
+                tenants_secret=self._databases.tenants_secret(),
+                calibration=None if calibrated is None else calibrated.path,
+            ),
+            on_refused=self.give_up,
+            deletions=self._databases.tenants_secret,
+            on_count=lambda ready: (
+                self.limiter.resize(settings.max_running * ready) if listed else None
+            ),
+            keys=self._databases.ring,
+        )
         self.worker = self._workers.worker
         count_by_state(self.metrics, self.worker_states)
 

@@ -1,25 +1,43 @@
-"""The worker processes of one gateway: one, or several behind a pool."""
+"""The workers of one gateway: processes that it starts, or those that run by themselves.
+
+started    by the gateway, each with a supervisor; they end with it
+listed     by a source of addresses, for as long as it lists them; other gateways use them, too
+
+One process that the gateway starts is spoken to directly, all others through a pool.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
+import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from encryption.keyring import Keyring
-from service.errors import Overloaded
-from service.gateway.fleet.member import Member
+from service.errors import InvalidSetting, Overloaded
+from service.gateway.fleet.discovery import Source, source_of
+from service.gateway.fleet.known_workers import KnownWorkers
+from service.gateway.fleet.member import Member, WorkerState
 from service.gateway.fleet.worker_pool import WorkerPool
-from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.protocol import Worker
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages.replies import Holdings, Stats
+from service.messages.replies import Holdings, ModelInfo, Ready, Stats
+from service.messages.requests import Hello
 from service.settings import Settings
+from service.shared import fleet_secret
 from service.shared.worker_settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 5.0  # after which a source that failed is asked again
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class ProcessOptions:
 
     Attributes:
         command: Starts one.
-        address: Of a worker that runs already; empty: they are started and supervised.
+        address: Of the one worker, which runs already; empty: it is started and supervised.
         heartbeat_timeout_s: Silence after which one counts as gone.
         restart_backoff_s: First and longest pause before one is started again.
     """
@@ -43,7 +61,20 @@ OWN_PROCESSES = ProcessOptions()
 
 
 class Workers:
-    """All workers of one gateway."""
+    """All workers of one gateway.
+
+    Args:
+        worker_settings: Makes the settings of a process that is started, for number and address.
+        on_refused: Called with the reason if such a process will never start.
+        deletions: Asked at the start for a secret that only those gateways have that make one
+            another's deletions.
+        on_count: Called with the number of ready workers when it changes.
+        source: Of the addresses of listed workers; by default the one that the settings name.
+        keys: Of tenants, for what workers store; None: it is in the clear.
+
+    Attributes:
+        worker: What the rest of the gateway talks to.
+    """
 
     def __init__(
         self,
@@ -53,23 +84,40 @@ class Workers:
         *,
         worker_settings: Callable[[int, str], WorkerSettings],
         on_refused: Callable[[str], None],
+        deletions: Callable[[], str] = lambda: "",
+        on_count: Callable[[int], None] = lambda ready: None,
+        source: Source | None = None,
         keys: Keyring | None = None,
     ) -> None:
+        self._settings = settings
+        self._options = options
         self._metrics = metrics
-        self._address = options.address
-        self._clients = [
-            WorkerClient(
-                heartbeat_timeout_s=options.heartbeat_timeout_s,
-                on_stats=partial(self._on_stats, number),
-                on_change=partial(self._on_change, number),
-                on_left=metrics.tokens_after_leaving.observe,
-                on_holdings=partial(self._on_holdings, number),
-                keys=keys,
+        self._deletions = deletions
+        self._on_count = on_count
+        self._keys = keys
+        addresses = settings.worker_addresses
+        self._source = source or (source_of(addresses) if addresses else None)
+        self._members: dict[str, Member] = {}  # by their names in metrics
+        self._numbers = itertools.count()
+        self._refused: dict[str, str] = {}  # addresses that may not be spoken to, and why
+        self._model: ModelInfo | None = None  # of the first listed worker that was ready
+        self._hello = Hello()
+        self._known: KnownWorkers | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._pool: WorkerPool | None = None
+        if addresses or settings.workers > 1:
+            self._pool = WorkerPool(
+                [],
+                settings.routing,
+                metrics,
+                slower_tiers=settings.has_slower_tiers,
+                prefix_cache=settings.prefix_cache,
+                none_known=f"no worker is known at {addresses}",
+                absent=lambda: None if self._known is None else self._known.absent(),
             )
-            for number in range(settings.workers)
-        ]
-        self._supervisors = [
-            Supervisor(
+        for number in range(0 if addresses else settings.workers):
+            client = self._client(number, str(number))
+            supervisor = Supervisor(
                 client,
                 partial(worker_settings, number),
                 on_refused=on_refused,
@@ -77,64 +125,142 @@ class Workers:
                 command=options.command,
                 backoff_s=options.restart_backoff_s,
             )
-            for number, client in enumerate(self._clients)
-        ]
-        pairs = enumerate(zip(self._clients, self._supervisors, strict=True))
-        self._pool = (
-            None
-            if settings.workers == 1
-            else WorkerPool(
-                [Member(number, client, supervisor) for number, (client, supervisor) in pairs],
-                settings.routing,
-                metrics,
-                slower_tiers=settings.has_slower_tiers,
-                prefix_cache=settings.prefix_cache,
-            )
-        )
-        self.worker: Worker = self._pool or self._clients[0]
+            self._add(str(number), Member(number, client, supervisor))
+        self.worker: Worker = self._pool or self._members["0"].client
 
     @property
     def first_pid(self) -> int | None:
-        """Process id of the first worker; None if none was started."""
-        return self._supervisors[0].pid
+        """Process id of the first worker; None if the gateway has started none."""
+        return next((member.pid for member in self._members.values()), None)
 
     def states(self) -> list[WorkerState]:
         """Return what is known of every worker."""
-        pairs = zip(self._clients, self._supervisors, strict=True)
-        return [WorkerState.of(client, pid=supervisor.pid) for client, supervisor in pairs]
+        refused = [
+            WorkerState(None, why, None, None, None, address)
+            for address, why in self._refused.items()
+        ]
+        return refused + [member.state() for member in self._members.values()]
 
     async def start(self) -> None:
         """Begin; does not wait until a worker is ready."""
-        if self._address:
-            self._clients[0].connect(self._address)
-            return
-        for supervisor in self._supervisors:
-            await supervisor.start()
+        if self._options.address:
+            self._members["0"].client.connect(self._options.address)
+        elif self._source is None:
+            for member in self._members.values():
+                assert member.supervisor is not None
+                await member.supervisor.start()
+        else:
+            lease_s = self._settings.worker_lease_s
+            domain = hmac.new(self._deletions().encode(), b"deletions", hashlib.sha256).hexdigest()
+            self._hello = Hello(domain, lease_s)
+            self._known = await asyncio.to_thread(KnownWorkers, self._settings.data_dir, lease_s)
+            self._watching = asyncio.create_task(self._watch(self._source, self._known))
 
     def push_keys(self) -> None:
         """Tell the workers at once that the keys of tenants changed."""
-        for client in self._clients:
+        for member in self._members.values():
             with contextlib.suppress(Overloaded):  # the next message brings them
-                client.push_keys()
+                member.client.push_keys()
 
     async def close(self) -> None:
-        """Ask all to finish, and end those that do not."""
-        await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors))
-        for client in self._clients:
-            await client.close()
+        """Ask processes of this gateway to finish, and end those that do not; others run on."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        members = list(self._members.values())
+        await asyncio.gather(*(m.supervisor.stop() for m in members if m.supervisor is not None))
+        for member in members:
+            await member.client.close()
 
-    def _on_stats(self, number: int, stats: Stats) -> None:
-        self._metrics.worker.update(stats.values, str(number))
+    def _client(self, number: int, name: str, **given: Any) -> WorkerClient:
+        return WorkerClient(
+            heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+            on_stats=partial(self._on_stats, name),
+            on_change=partial(self._on_change, number, name),
+            on_left=self._metrics.tokens_after_leaving.observe,
+            on_holdings=partial(self._on_holdings, number),
+            keys=self._keys,
+            **given,
+        )
 
-    def _on_change(self, number: int, up: bool) -> None:
-        ready = sum(client.ready is not None for client in self._clients)
+    def _add(self, name: str, member: Member) -> None:
+        self._members[name] = member
+        if self._pool is not None:
+            self._pool.join(member)
+
+    # -- those that are listed --------------------------------------------------------------------
+
+    async def _watch(self, source: Source, known: KnownWorkers) -> None:
+        while True:
+            try:
+                async for addresses in source():
+                    await self._list(addresses, known)
+                return  # a list that never changes
+            except Exception:
+                logger.exception("workers cannot be looked up; again in %.0f s", AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _list(self, addresses: list[str], known: KnownWorkers) -> None:
+        self._refused.clear()
+        for name, member in list(self._members.items()):
+            assert self._pool is not None and member.address is not None
+            if member.address not in addresses:
+                logger.info("the worker at %s is not listed any more", member.address)
+                del self._members[name]
+                await member.client.close()  # what it was asked for ends, or moves
+                self._pool.leave(member.number)
+                known.left(member.address, gone=member.client.gone)
+        new = [address for address in addresses if label(address) not in self._members]
+        if new:
+            known.joined(new)
+        for address in new:
+            self._join(address)
+
+    def _join(self, address: str) -> None:
+        secret = self._settings.fleet_secret
+        try:
+            fleet_secret.require_secret(address, secret)
+        except InvalidSetting as error:
+            self._refused[address] = error.message
+            logger.error("a worker is left alone: %s", error.message)
+            return
+        number, name = next(self._numbers), label(address)
+        refuse = partial(self._unlike, address)
+        client = self._client(number, name, hello=self._hello, secret=secret, refuse=refuse)
+        client.connect(address)
+        logger.info("a worker is listed at %s", address)
+        self._add(name, Member(number, client, address=address))
+
+    def _unlike(self, address: str, ready: Ready) -> str | None:
+        """Return why a worker cannot stand beside the others."""
+        first = self._model = self._model or ready.model
+        if ready.model.fingerprint == first.fingerprint:
+            return None
+        return (
+            f"the worker at {address} serves {ready.model.name} ({ready.model.fingerprint}), the "
+            f"others {first.name} ({first.fingerprint}): one gateway serves one model"
+        )
+
+    # -- what workers say -------------------------------------------------------------------------
+
+    def _on_stats(self, name: str, stats: Stats) -> None:
+        self._metrics.worker.update(stats.values, name)
+
+    def _on_change(self, number: int, name: str, up: bool) -> None:
+        ready = sum(member.client.ready is not None for member in self._members.values())
         self._metrics.worker_up.set(int(ready > 0))
         self._metrics.workers_ready.set(ready)
         if not up:
-            self._metrics.worker.forget(str(number))
+            self._metrics.worker.forget(name)
         if self._pool is not None:
             self._pool.changed(number, up)
+        self._on_count(ready)
 
     def _on_holdings(self, number: int, holdings: Holdings) -> None:
         if self._pool is not None:
             self._pool.reported(number, holdings)
+
+
+def label(address: str) -> str:
+    """Return the name of a listed worker in metrics: the same whenever it comes back."""
+    return address.partition("://")[2]

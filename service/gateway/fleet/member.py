@@ -1,22 +1,66 @@
-"""One worker of a pool: its connection, what it reported, and what it has been sent."""
+"""One worker: its connection, what it reported, and what it has been sent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
+from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.messages.replies import Holdings, WorkerLoad
 from service.messages.requests import ChunkTokens
+from service.shared.metrics import WORKER_STATES
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker process. Fields are None while they are not known.
+
+    Attributes:
+        pid: of the process, where the gateway started it.
+        reason: why it is not ready; None if it is.
+        pool_free: share of its KV pool that is free.
+        running: sequences that it computes.
+        waiting: sequences that wait for their start.
+        address: where it runs by itself; None: the gateway started it.
+        draining: whether it is about to end, and gets no new requests.
+    """
+
+    pid: int | None
+    reason: str | None
+    pool_free: float | None
+    running: int | None
+    waiting: int | None
+    address: str | None = None
+    draining: bool = False
+
+    @property
+    def name(self) -> str:
+        """One of `service.shared.metrics.WORKER_STATES`."""
+        return "draining" if self.draining else "ready" if self.reason is None else "not_ready"
+
+
+def count_by_state(metrics: GatewayMetrics, states: Callable[[], Sequence[WorkerState]]) -> None:
+    """Have the metrics count the workers of each state, at every scrape."""
+
+    def count(name: str) -> float:
+        return sum(state.name == name for state in states())
+
+    for name in WORKER_STATES:
+        metrics.workers.labels(name).set_function(partial(count, name))
 
 
 class Member:
-    """What the pool knows of a worker; it must `join` the pool's table first.
+    """What the gateway knows of a worker; in a pool it must `join` the pool's table first.
 
     Attributes:
         number: from 0; one that comes back has another.
         client: its connection.
+        supervisor: of its process; None: it runs by itself, and whether it ended cannot be seen.
+        address: where it runs by itself; None: the gateway started it.
         load: what it reported last.
         backlog: seconds of work that it has.
         requests: ids of the requests that it has.
@@ -26,16 +70,20 @@ class Member:
     _table: WorkerTable
 
     def __init__(
-        self, number: int, client: WorkerClient, supervisor: Supervisor | None = None
+        self,
+        number: int,
+        client: WorkerClient,
+        supervisor: Supervisor | None = None,
+        address: str | None = None,
     ) -> None:
-        """Without a supervisor it runs by itself: whether its process ended cannot be seen."""
         self.number = number
         self.client = client
         self.load = WorkerLoad()
         self.backlog = Backlog()
         self.requests: set[str] = set()
         self.precompute_s = 0.0
-        self._supervisor = supervisor
+        self.supervisor = supervisor
+        self.address = address
         self._served_by: int | None = None  # the process that was ready last
 
     @property
@@ -51,10 +99,28 @@ class Member:
     @property
     def holds_nothing(self) -> bool:
         """Whether its process has ended, or is new: it has nothing that could be deleted."""
-        if self._supervisor is None:
+        if self.supervisor is None:
             return self.client.ready is None and self.client.gone
-        process = self._supervisor.pid
-        return self.client.ready is None and (process is None or process != self._served_by)
+        return self.client.ready is None and (self.pid is None or self.pid != self._served_by)
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, where the gateway started it."""
+        return None if self.supervisor is None else self.supervisor.pid
+
+    def state(self) -> WorkerState:
+        """Return what /status says of it."""
+        ready = self.client.ready is not None
+        stats = self.client.stats if ready else None
+        return WorkerState(
+            pid=self.pid,
+            reason=None if ready else self.client.reason,
+            pool_free=None if stats is None else stats.pool_free,
+            running=None if stats is None else stats.running,
+            waiting=None if stats is None else stats.waiting,
+            address=self.address,
+            draining=self.draining,
+        )
 
     def compute_s(self, chunks: Sequence[ChunkTokens]) -> float:
         """Return the seconds that it takes to compute chunks."""
@@ -79,7 +145,7 @@ class Member:
 
     def became_ready(self) -> None:
         """Note that it has connected; what was known of its predecessor does not count."""
-        self._served_by = None if self._supervisor is None else self._supervisor.pid
+        self._served_by = self.pid
         self.backlog.reset()
         self._table.set_backlog(self.number, self.backlog)
         self.client.ask_holdings()

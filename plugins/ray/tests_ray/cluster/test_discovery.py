@@ -56,7 +56,7 @@ def test_other_urls_are_refused(wrong: str) -> None:
 
 def test_nothing_of_this_imports_ray() -> None:
     code = (
-        "import sys, service.gateway.fleet.shared_workers\n"
+        "import sys, service.gateway.workers\n"
         "from service.cli import parser\n"
         "from service.gateway.fleet.discovery import source_of\n"
         "source_of('ray://auto')\n"

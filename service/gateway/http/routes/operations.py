@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from service import __version__
 from service.errors import UnknownMethod
 from service.gateway.composition import Gateway
-from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.fleet.member import WorkerState
 from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.problems import RETRY_AFTER_S

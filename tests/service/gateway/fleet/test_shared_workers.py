@@ -14,11 +14,12 @@ import pytest
 
 from service.errors import WorkerUnavailable
 from service.gateway.fleet.member import Member
-from service.gateway.fleet.shared_workers import SharedWorkers, label
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.workers import ProcessOptions, Workers, label
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
 from service.settings import load
+from service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import READY, FakeWorker
 from tests.service.gateway.rig import until_true
 from tests.service.gateway.worker_client.test_client import request
@@ -46,14 +47,17 @@ class Fleet:
         self.counts: list[int] = []
         self.metrics = GatewayMetrics()
         given = {"fleet_secret": SECRET, "worker_lease_s": 5, "data_dir": data, **settings}
-        self.shared = SharedWorkers(
+        self.shared = Workers(
             load(worker_addresses="tcp://127.0.0.1:1", routing="round_robin", **given),
+            ProcessOptions(heartbeat_timeout_s=1.5),
             self.metrics,
+            worker_settings=lambda number, address: WorkerSettings("", "", ""),
+            on_refused=print,
             deletions=lambda: "of this database",
-            heartbeat_timeout_s=1.5,
             on_count=self.counts.append,
             source=self.listed.watch,
         )
+        assert self.shared._pool is not None
         self.pool = self.shared._pool
 
     def ready(self) -> int:
@@ -125,7 +129,7 @@ async def test_a_connection_that_breaks_is_noticed_at_once(data: Path) -> None:
     """Not after the heartbeat's silence: what was under way is lost with the connection."""
     slow, other = FakeWorker("", held=True), FakeWorker("")
     async with fleet(data, slow, other) as made:
-        made.shared._heartbeat_timeout_s = 600
+        made.shared._options = ProcessOptions(heartbeat_timeout_s=600)
         await until_true(lambda: made.ready() == 2, "both are ready")
         running = asyncio.create_task(made.run("r"))
         await until_true(lambda: made.pool.members[0].requests, "it is there")

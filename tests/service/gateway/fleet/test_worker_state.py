@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from service.gateway.fleet.member import WorkerState, count_by_state
 from service.gateway.fleet.worker_pool import WorkerPool
-from service.gateway.fleet.worker_state import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
 from service.messages.replies import Holdings, WorkerLoad
 
