@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from encryption.keyring import Keyring
-from service.errors import InvalidSetting, Overloaded
+from service.errors import InvalidSetting, Overloaded, WorkerUnavailable
 from service.gateway.fleet.discovery import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
 from service.gateway.fleet.member import Member, WorkerState
@@ -66,8 +66,8 @@ class Workers:
     Args:
         worker_settings: Makes the settings of a process that is started, for number and address.
         on_refused: Called with the reason if such a process will never start.
-        deletions: Asked at the start for a secret that only those gateways have that make one
-            another's deletions.
+        deletions: Returns the database's secret, of which `Hello.domain` is a hash: gateways of one
+            database carry out deletions for one another, and have the same domain.
         on_count: Called with the number of ready workers when it changes.
         source: Of the addresses of listed workers; by default the one that the settings name.
         keys: Of tenants, for what workers store; None: it is in the clear.
@@ -159,8 +159,9 @@ class Workers:
     def push_keys(self) -> None:
         """Tell the workers at once that the keys of tenants changed."""
         for member in self._members.values():
-            with contextlib.suppress(Overloaded):  # the next message brings them
-                member.client.push_keys()
+            # Where that fails, the next message brings them.
+            with contextlib.suppress(Overloaded, WorkerUnavailable):
+                member.client.send()
 
     async def close(self) -> None:
         """Ask processes of this gateway to finish, and end those that do not; others run on."""

@@ -58,7 +58,8 @@ class WorkerClient(WorkerConnection):
             finally:
                 unread = [queue.get_nowait() for _ in range(queue.qsize())]
                 if not ended and all(isinstance(event, TokenItem) for event in unread):
-                    self.note_left(request.id, tokens + len(unread))
+                    # What still comes for it is counted from here on.
+                    self._left[request.id] = tokens + len(unread)
                     self.abort(request.id, "disconnect")
 
     async def explain(self, request: Generate) -> Forecast:

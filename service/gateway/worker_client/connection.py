@@ -59,22 +59,23 @@ class WorkerConnection:
         hello_every_s: Pause between two Hello messages until the worker is ready.
         on_stats: Called at every heartbeat.
         on_change: Called with True when the worker becomes ready, False when it is gone.
-        on_left: Called for every request that was aborted early, with the number of tokens
-            that the worker still generated for it, by the worker's own count.
+        on_left: Called when an aborted request has ended in the worker, with the number of tokens
+            that the worker generated for it after the abort.
         on_holdings: Called when the worker tells what its memory tier holds.
-        hello: What is said first; with a lease, it is renewed ten times in each.
-        secret: Of the fleet; empty: there is none.
-        keys: Of tenants, which the worker seals and opens KV with; None: KV is in the clear.
-        refuse: Asked why a worker that would be ready cannot be used; None: it can.
+        hello: The first message; if it has a lease, the lease is renewed ten times as often as it
+            would end.
+        secret: The fleet's secret; empty: there is none.
+        keys: Keys of tenants, with which the worker encrypts KV; None: KV is not encrypted.
+        refuse: Called when a worker is ready; returns why it cannot be used, None if it can.
 
     Attributes:
         ready: What the worker said when it was ready; None while it is not.
         stats: Its latest heartbeat.
         reason: Why it is not ready.
         last_heard: When its last message came, by the event loop's clock; 0 before the first.
-        gone: Whether the worker that was here last said that it ends, and that nothing is left of
-            what only it held.
-        silent: Set when the heartbeat of a ready worker stops.
+        gone: Whether the worker's last heartbeat said that it ends and has dropped its KV, so that
+            no deletion has to wait for it.
+        silent: Set when the heartbeats of a ready worker stop.
     """
 
     def __init__(
@@ -209,31 +210,21 @@ class WorkerConnection:
         finally:
             del self._calls[call_id]
 
-    def send(self, message: Message) -> None:
-        """Send a message that expects no reply. Raises as `call`."""
+    def send(self, *messages: Message) -> None:
+        """Send messages that expect no reply, and before them the keys of tenants, if these have
+        changed since they were sent. Raises as `call`."""
         if self._socket is None:
             raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
-        self.push_keys()
-        self._send(message)
-
-    def push_keys(self) -> None:
-        """Send the keys of tenants if they changed since they were sent. Raises as `call`."""
-        if self._keys is None or self._socket is None or self._keys_sent == self._keys.version:
-            return
-        version, keys = self._keys.version, self._keys.all()
-        self._send(Keys(keys))
-        self._keys_sent = version
-
-    def _send(self, message: Message) -> None:
-        assert self._socket is not None
-        # With NOBLOCK the future is done at once: the message was sent, or the queue is full.
-        sent = cast("asyncio.Future[Any]", self._socket.send(wire.encode(message), zmq.NOBLOCK))
-        if sent.done() and sent.exception() is not None:
-            raise Overloaded("the worker does not take messages", retry_after_s=RETRY_AFTER_S)
-
-    def note_left(self, call_id: str, tokens: int) -> None:
-        """Note that a call ends early, after so many tokens, to count what comes for it later."""
-        self._left[call_id] = tokens
+        version = None if self._keys is None else self._keys.version
+        if self._keys is not None and self._keys_sent != version:
+            messages = (Keys(self._keys.all()), *messages)
+        for message in messages:
+            # With NOBLOCK the future is done at once: the message was sent, or the queue is full.
+            sent = cast("asyncio.Future[Any]", self._socket.send(wire.encode(message), zmq.NOBLOCK))
+            if sent.done() and sent.exception() is not None:
+                raise Overloaded("the worker does not take messages", retry_after_s=RETRY_AFTER_S)
+            if isinstance(message, Keys):
+                self._keys_sent = version
 
     # -- replies ---------------------------------------------------------------------------------
 
