@@ -95,12 +95,11 @@ def _of_schema(schema: Any, *, strict: bool) -> WrittenForm:
         raise ValueError("a schema must be an object")
     try:
         made = held(schema)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(
-            f"a keyword has a value of another type than it should: {error}"
-        ) from error
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        # The library says best what is wrong with a schema that is none.
+        fault = LLMatcher.validate_grammar(_grammar(schema, lenient=True))
+        why = f"a keyword has a value of another type than it should: {error}"
+        raise ValueError(short(fault) or why) from None
     if made.schema is False:
         raise ValueError("no JSON matches it")
     unheld = list(made.unheld)

@@ -66,7 +66,7 @@ class HeldSchema:
 
 
 def held(schema: Schema) -> HeldSchema:
-    """Return what can be held of a schema."""
+    """Return what can be held of a schema. Raises what Python raises of one that is malformed."""
     walk = _Walk(schema)
     made = walk.schema(schema, "", 0)
     if walk.definitions and isinstance(made, dict):
@@ -92,7 +92,7 @@ class _Walk:
             )
         if isinstance(node, bool):
             return node
-        flat = self._flat(node, path, ())
+        flat = self._flat(node, path)
         if flat is False:
             return False
         if set(flat) == {"$ref"}:
@@ -104,12 +104,10 @@ class _Walk:
 
     # -- composition -----------------------------------------------------------------------------
 
-    def _flat(self, node: Any, path: str, seen: tuple[str, ...]) -> Any:
+    def _flat(self, node: Any, path: str) -> Any:
         """Return a schema without `allOf`, and without `$ref` beside other keywords."""
         if isinstance(node, bool):
             return {} if node else False
-        if not isinstance(node, dict):
-            raise ValueError(f"{path or 'it'} must be a schema: an object, true or false")
         own = {key: value for key, value in node.items() if key in KEPT or key in _RESOLVED}
         parts: list[Any] = list(own.pop("allOf", ()))
         if "$ref" in own and (len(own) > 1 or parts):
@@ -119,16 +117,14 @@ class _Walk:
         out: Any = self._conditions(self._numbers(own), path)
         for number, part in enumerate(parts):
             at = f"{path}/allOf/{number}"
-            made = self._flat(part, at, seen)
+            made = self._flat(part, at)
             if isinstance(made, dict) and set(made) == {"$ref"}:
                 reference = made["$ref"]
                 if len(parts) == 1 and not out:
                     return made
-                if reference in seen:
-                    raise ValueError(f"{at}: {reference} holds itself: leave that out")
-                made = self._flat(self._target(reference, at), at, (*seen, reference))
+                made = self._flat(self._target(reference), at)
                 if isinstance(made, dict) and set(made) == {"$ref"}:
-                    made = self._flat({"allOf": [made, {}]}, at, (*seen, reference))
+                    made = self._flat({"allOf": [made, {}]}, at)
             if made is False or out is False:
                 return False
             out = (
@@ -145,27 +141,22 @@ class _Walk:
     def _note(self, path: str) -> Any:
         return lambda what: self.unheld.append(f"{what} ({path or '/'})")
 
-    def _target(self, reference: Any, path: str) -> Any:
-        if not isinstance(reference, str):
-            raise ValueError(f"{path}/$ref must be a text")
-        if not reference.startswith("#"):
-            raise ValueError(f"{reference} is not in the schema: put it below $defs")
+    def _target(self, reference: str) -> Any:
+        """Return what a reference names. Raises LookupError: it is not within the schema."""
+        document, _, pointer = reference.partition("#")
+        if document:
+            raise LookupError(reference)
         target: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
+        for part in unquote(pointer).split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and part.isdigit() and int(part) < len(target):
-                target = target[int(part)]
-            elif isinstance(target, dict) and part in target:
-                target = target[part]
-            else:
-                raise ValueError(f"{reference} refers to nothing in the schema")
+            target = target[int(part) if isinstance(target, list) else part]
         return target
 
     def _defined(self, reference: str, path: str, depth: int) -> str:
         """Return the name of a reference's schema among ours."""
         name = self._names.get(reference)
         if name is None:
-            target = self._target(reference, path)
+            target = self._target(reference)
             name = self._names[reference] = f"d{len(self._names)}"
             # Its depth is its own: a list of lists of itself has no end.
             self.definitions[name] = self.schema(target, reference, min(depth, MAX_DEPTH // 2))
@@ -175,11 +166,8 @@ class _Walk:
 
     def _alternatives(self, flat: Schema, key: str, path: str, depth: int) -> Any:
         beside = {name: value for name, value in flat.items() if name != key}
-        branches = flat[key]
-        if not isinstance(branches, list) or not branches:
-            raise ValueError(f"{path}/{key} must be a list of schemas")
         found = []
-        for number, branch in enumerate(branches):
+        for number, branch in enumerate(flat[key]):
             at = f"{path}/{key}/{number}"
             made = self.schema({"allOf": [beside, branch]} if beside else branch, at, depth + 1)
             if made is not False:
@@ -205,11 +193,11 @@ class _Walk:
         """Express keywords that llguidance does not know by those that it does."""
         names = own.get("propertyNames")
         if isinstance(names, dict) and "$ref" in names:  # of a dictionary by an Enum
-            own = {**own, "propertyNames": self._flat({"allOf": [names, {}]}, path, ())}
+            own = {**own, "propertyNames": self._flat({"allOf": [names, {}]}, path)}
         out, extra = rewritten(own, self._note(path))
         if not extra:
             return out
-        return self._flat({**out, "allOf": [*out.get("allOf", ()), *extra]}, path, ())
+        return self._flat({**out, "allOf": [*out.get("allOf", ()), *extra]}, path)
 
     def _numbers(self, own: Schema) -> Schema:
         """Write bounds as the latest draft does, within what floats can tell apart."""
@@ -285,8 +273,6 @@ class _Walk:
         listed = out.get("properties")
         if listed is None and closed:
             listed = {}
-        if listed is not None and not isinstance(listed, dict):
-            raise ValueError(f"{path}/properties must be an object")
         if listed is not None and not any(
             name in out for name in ("additionalProperties", "patternProperties")
         ):

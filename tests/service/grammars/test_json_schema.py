@@ -154,13 +154,13 @@ def test_what_cannot_be_held_is_named(forms: Forms, schema: Any, keyword: str) -
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        ({"$ref": "#/$defs/nothing"}, "refers to nothing"),
-        ({"$ref": "https://example.org/x"}, "put it below"),
+        ({"$ref": "#/$defs/nothing"}, "does not exist"),
+        ({"$ref": "https://example.org/x"}, "does not fetch"),
         ({"$ref": "#"}, "nothing but itself"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "no JSON matches"),
         ({"properties": []}, "must be an object"),
         ({"type": "nothing"}, "type"),
-        ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "holds itself"),
+        ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "circular"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(forms: Forms, schema: Any, why: str) -> None:

@@ -134,7 +134,7 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
     async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
         workers[1].unreached = ["redis"]
         lost = pool.members[0]
-        supervisor = lost._supervisor
+        supervisor = lost.supervisor
         assert supervisor is not None
         lost.client.disconnect("gone")
         assert lost.holds_nothing  # its supervisor has no process
