@@ -9,8 +9,7 @@ Anything that is not listed in `__all__` may change at any time.
 from __future__ import annotations
 
 from service.gateway.answers.attribution.attributor import attribute
-from service.gateway.answers.attribution.sentences import sentences
-from service.gateway.answers.attribution.support import SupportScorer
+from service.gateway.answers.attribution.support import SupportScorer, sentences
 from service.gateway.answers.question_rewriting import joined_query
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits

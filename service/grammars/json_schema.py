@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from service.grammars.alternatives import distinct, windows
-from service.grammars.merging import Schema, as_list, merge
-from service.grammars.patterns import holdable
+from service.grammars.merging import Schema, as_list, distinct, merge, windows
+from service.grammars.patterns import HELD, holdable
 from service.grammars.rewritten_keywords import KEPT, rewritten
-from service.grammars.string_formats import HELD
 
 MAX_NODES = 20_000
 MAX_DEPTH = 64

@@ -5,19 +5,66 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from service.grammars.forms import Form, WrittenForm
 from service.grammars.limits import TOO_BUSY, TOO_MUCH, WALL_S
-from service.grammars.step import Step, token_bytes
+
+_HEAD = struct.Struct("<IBI")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What may come next.
+
+    Attributes:
+        position: Tokens of the answer so far.
+        complete: Whether nothing may come but its end.
+        forced: Next tokens that there is no choice about; often none.
+        allowed: Whether each token may come next, as bits from the lowest, in 32-bit words. Empty
+            where `forced` or `complete` says it all.
+        error: Why the grammar cannot be followed; empty: it can.
+    """
+
+    position: int
+    complete: bool = False
+    forced: list[int] = field(default_factory=list)
+    allowed: bytes = b""
+    error: str = ""
+
+    def encode(self) -> bytes:
+        status = 2 if self.error else int(self.complete)
+        head = _HEAD.pack(self.position, status, len(self.forced))
+        return head + token_bytes(self.forced) + (self.allowed or self.error.encode())
+
+    @staticmethod
+    def decode(message: bytes) -> Step:
+        position, status, count = _HEAD.unpack_from(message)
+        rest = _HEAD.size + 4 * count
+        forced = token_ids(message[_HEAD.size : rest])
+        if status == 2:
+            return Step(position, forced=forced, error=message[rest:].decode())
+        return Step(position, status == 1, forced, message[rest:])
+
+
+def token_bytes(tokens: list[int]) -> bytes:
+    return np.asarray(tokens, "<u4").tobytes()
+
+
+def token_ids(message: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(message, "<u4").tolist()
+    return ids
 
 
 class TakesTooMuch(ValueError):

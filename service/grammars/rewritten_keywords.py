@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.grammars.merging import Schema, both
-from service.grammars.string_formats import HELD
+from service.grammars.patterns import HELD
 
 MAX_SUBSET = 5
 

@@ -1,7 +1,6 @@
 """Models before they are served: finds them, fetches them, and converts GGUF files.
 
 model_finder        from what `--model` says to a Hugging Face folder; the rest is its parts
-named_models        the models that have names, and the files of ours that belong to them
 download            fetches a named model, and one of the Hugging Face hub
 model_cache         folders made of .gguf files
 gguf_file           what a .gguf file says about itself

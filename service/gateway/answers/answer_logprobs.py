@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstitch.records.answers import LikelyToken, TokenLogprob
-from service.gateway.prompts.detokenizer import AnswerText
-from service.gateway.prompts.token_bytes import TokenPiece
+from service.gateway.prompts.detokenizer import AnswerText, TokenPiece
 from service.messages.replies import TokenItem
 
 

@@ -13,18 +13,25 @@ import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 
+from retriever import Chunk, ChunkSettings, Passage
 from retriever.readers import EVERYBODY
+from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.attribution.marks import asking_for_marks
+from service.gateway.answers.attribution.attributor import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.inline_documents import inline_passages
 from service.gateway.answers.methods import AUTO
 from service.gateway.answers.question_rewriting import QuestionRewriter, joined_query
 from service.gateway.answers.sampling import sampling
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
-from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.prompts.prompt_builder import (
+    MAX_CHARS_PER_TOKEN,
+    PromptBuilder,
+    context_length,
+)
+from service.gateway.schemas.generate import InlineDocument
 from service.gateway.search.passage_search import (
     FoundPassages,
     PassageSearch,
@@ -33,6 +40,50 @@ from service.gateway.search.passage_search import (
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import Generate, Prefetch
 from service.settings import Settings
+
+FIRST_CHUNK_ID = -2  # -1 is the system prompt's
+
+
+def inline_passages(
+    documents: Sequence[InlineDocument], chunking: ChunkSettings, max_context: int
+) -> list[Passage]:
+    """Return every chunk of the documents, in order, with a score of 1: nothing was searched."""
+    chars = sum(len(document.text) for document in documents)
+    if chars > MAX_CHARS_PER_TOKEN * max_context:
+        raise PromptTooLong(
+            f"{context_length(max_context)} and inline_documents have {chars} characters: send "
+            "less text",
+            field="inline_documents",
+        )
+    out: list[Passage] = []
+    seen: set[str] = set()
+    for number, document in enumerate(documents):
+        where = f"inline_documents[{number}]"
+        if not document.text.strip():
+            raise InvalidRequest(f"{where}.text is empty: send its text", field=f"{where}.text")
+        doc_id = document.doc_id or f"inline-{number + 1}"
+        if doc_id in seen:
+            raise InvalidRequest(
+                f"{where}.doc_id {doc_id!r} is another document's: citations could not tell them "
+                "apart",
+                field=f"{where}.doc_id",
+            )
+        seen.add(doc_id)
+        for ordinal, span in enumerate(chunking.split(document.text, document.title)):
+            chunk = Chunk(
+                chunk_id=FIRST_CHUNK_ID - len(out),
+                doc_id=doc_id,
+                ordinal=ordinal,
+                text=document.text[span.start : span.end],
+                title=document.title,
+                char_start=span.start,
+                char_end=span.end,
+                tokens=span.tokens,
+                revision="",
+            )
+            out.append(Passage(chunk, 1.0))
+    return out
+
 
 # A conversation this long takes longer to encode than the worker takes to read KV ahead. For a
 # shorter one the request itself comes as soon, and handling the hint would delay it (by 1.2 ms with

@@ -10,8 +10,7 @@ from fastapi import Depends, Request, Response
 
 from kvstitch.records.answers import Answer
 from service.gateway.admission import CallContext
-from service.gateway.answers.answer_group import AnswerGroup
-from service.gateway.answers.answer_service import AnswerService
+from service.gateway.answers.answer_service import AnswerGroup, AnswerService
 from service.gateway.http.dependencies import CallContextDep, gateway_of
 from service.gateway.http.request_notes import note
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected

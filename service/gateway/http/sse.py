@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvstitch.records.answers import TokenLogprob
 from service.errors import KvstitchError, WorkerFault
-from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.problems import cut_off, error_object
 from service.gateway.schemas.writing import json_value

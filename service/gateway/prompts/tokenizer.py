@@ -22,8 +22,8 @@ from tokenizers import Encoding, Tokenizer
 
 from retriever.embedders.base import keep_no_words
 from service.errors import ModelRefused
+from service.gateway.prompts.detokenizer import TokenPieces
 from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.token_bytes import TokenPieces
 
 LONG_CHARS = 10_000
 

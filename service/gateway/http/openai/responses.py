@@ -16,7 +16,7 @@ from typing import Any
 
 from kvstitch.records.answers import Answer, Citation
 from service.errors import KvstitchError
-from service.gateway.answers.answer_group import NumberedEvent
+from service.gateway.answers.answer_service import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.openai.envelope import Envelope, finish_reason
 from service.gateway.http.problems import openai_error

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from kvstitch.records.answers import Answer
 from service.errors import KvstitchError, ModelNotFound
-from service.gateway.answers.answer_group import AnswerGroup
+from service.gateway.answers.answer_service import AnswerGroup
 from service.gateway.composition import Gateway
 from service.gateway.http.answering import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep, Generating

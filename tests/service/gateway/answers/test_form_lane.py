@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from service.errors import QuotaExceeded
-from service.gateway.answers.form_lane import FormLane
+from service.gateway.answers.forms import FormLane
 
 
 class Works:

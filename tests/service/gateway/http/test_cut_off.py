@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
 from service.gateway.answers.answer_stream import TextDelta
 from service.gateway.http.middleware import RequestContext
 from service.gateway.http.sse import EventStream, NamedEvents
