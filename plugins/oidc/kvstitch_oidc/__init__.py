@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def settings() -> type[BaseModel]:
-    from kvstitch_oidc.settings import IdentitySettings
+    from kvstitch_oidc.identity_settings import IdentitySettings
 
     return IdentitySettings
 

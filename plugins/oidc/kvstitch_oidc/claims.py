@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvstitch_oidc.settings import IdentitySettings
+from kvstitch_oidc.identity_settings import IdentitySettings
 from retriever.readers import EVERYTHING, View, is_group
 from service.errors import InvalidToken
 from service.gateway.auth.access import Identity

@@ -15,9 +15,9 @@ from jwt import exceptions
 from starlette.requests import Request
 
 from kvstitch_oidc.claims import ClaimReader
+from kvstitch_oidc.identity_settings import IdentitySettings
 from kvstitch_oidc.issuer import Issuer
 from kvstitch_oidc.resource_metadata import metadata_url
-from kvstitch_oidc.settings import IdentitySettings
 from kvstitch_oidc.signing_keys import SigningKeys
 from service.errors import InvalidToken
 from service.gateway.auth.access import Identity
