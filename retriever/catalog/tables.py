@@ -205,7 +205,7 @@ _OLDEST = {
     "vectors": frozenset({"chunk_id", "space_id", "vector"}),
 }  # fmt: skip
 SCHEMA = Schema(
-    "catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"), oldest=_OLDEST
+    "catalog", metadata, "catalog_4", Path(__file__).with_name("revisions"), oldest=_OLDEST
 )
 
 

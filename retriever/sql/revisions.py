@@ -20,8 +20,6 @@ from retriever.sql.errors import WrongSchema
 
 POSTGRESQL_ONLY = {"only": "postgresql"}
 """`info` of tables and columns that SQLite's file has not."""
-ADDED = {"added": True}
-"""`info` of columns of a later revision, which a store from before all revisions lacks."""
 SQLITE_ONLY = {"only": "sqlite"}
 
 
@@ -70,24 +68,16 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
     if present := [table for table in tables if table.name in there]:
         columns = inspector.get_multi_columns(namespace, filter_names=[t.name for t in present])
         found = {name: {c["name"] for c in each} for (_, name), each in columns.items()}
-        wanted = {t.name: {c.name for c in t.columns if _has(c, dialect)} for t in tables}
-        added = {t.name: {c.name for c in t.columns if "added" in c.info} for t in tables}
-        before = None
-        if any(added.values()) and found == {name: wanted[name] - added[name] for name in wanted}:
-            before = f"{schema.name}_1"
-        elif found == {name: set(each) for name, each in (schema.oldest or {}).items()}:
-            before = f"{schema.name}_0"
-        if before is not None:
-            connection.execute(version.insert(), {"version_num": before})
-            _upgrade(connection, schema, before, database)
-            return
-        if found != wanted:
+        if found != {name: set(each) for name, each in (schema.oldest or {}).items()}:
             raise WrongSchema(
                 f"{database} holds tables that no release of kvstitch has made: start with a new "
                 "data folder or database, and ingest the documents again"
             )
-    else:
-        schema.metadata.create_all(connection, tables, checkfirst=False)
+        before = f"{schema.name}_0"
+        connection.execute(version.insert(), {"version_num": before})
+        _upgrade(connection, schema, before, database)
+        return
+    schema.metadata.create_all(connection, tables, checkfirst=False)
     connection.execute(version.insert(), {"version_num": schema.head})
 
 
@@ -103,8 +93,9 @@ def _upgrade(connection: sa.Connection, schema: Schema, revision: str, database:
         scripts.get_revisions(revision)
     except (RevisionError, CommandError) as error:
         raise WrongSchema(
-            f"{database} has schema revision {revision}, this release reads up to {schema.head}: "
-            "use the release that wrote it, or another --data-dir"
+            f"{database} has schema revision {revision}, which no release up to this one has made "
+            f"({schema.head}): use the release that wrote it, or start with another --data-dir or "
+            "database and ingest the documents again"
         ) from error
     environment = EnvironmentContext(
         Config(), scripts, fn=lambda *_: scripts._upgrade_revs(schema.head, revision)

@@ -25,7 +25,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, Number, required
-from retriever.sql.revisions import ADDED, POSTGRESQL_ONLY, SQLITE_ONLY, Schema
+from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_service"
 
@@ -43,8 +43,8 @@ jobs = sa.Table(
     sa.Column("idempotency_key", sa.Text),
     sa.Column("digest", sa.LargeBinary),
     *required(sa.Double, "created", "updated"),
-    *required(sa.Text, "view", default="*", info=ADDED),
-    *required(sa.Text, "readers", default="[]", info=ADDED),
+    *required(sa.Text, "view", default="*"),
+    *required(sa.Text, "readers", default="[]"),
     *_owner(),
     sa.UniqueConstraint("tenant", "idempotency_key"),
     sa.Index("jobs_by_state", "state"),
@@ -66,7 +66,7 @@ documents = sa.Table(
     sa.Column("error", sa.Text),
     *required(sa.Integer, "tokens", default="0"),
     sa.Column("spooled", sa.Text),
-    *required(sa.Text, "warnings", default="[]", info=ADDED),
+    *required(sa.Text, "warnings", default="[]"),
     *_owner(),
     sa.Index("documents_of_job", "job_id"),
     sa.Index("documents_open", "state", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
@@ -81,7 +81,7 @@ sizes = sa.Table(
     "sizes", metadata,
     *required(sa.Text, "tenant", "collection", "doc_id", primary_key=True),
     *required(sa.Integer, "bytes"),
-    *required(sa.Text, "warnings", default="[]", info=ADDED),
+    *required(sa.Text, "warnings", default="[]"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 purges = sa.Table(
@@ -92,7 +92,7 @@ purges = sa.Table(
     *required(Number, "chunk_id"),
     *required(sa.Text, "ids"),
     *required(sa.Text, "copies", default="[]"),
-    *required(sa.Integer, "prompts", default="0", info=ADDED),
+    *required(sa.Integer, "prompts", default="0"),
     sa.Index("purges_of_receipt", "receipt_id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -117,7 +117,7 @@ receipts = sa.Table(
     *required(sa.Text, "kv", "unreached"),
     *required(sa.Double, "created"),
     sa.Column("completed", sa.Double),
-    *required(sa.Text, "readers", default="[]", info=ADDED),
+    *required(sa.Text, "readers", default="[]"),
 )  # fmt: skip
 freed_files = sa.Table(
     "freed_files", metadata,
@@ -150,7 +150,7 @@ keys = sa.Table(
     *(sa.Column(limit, sa.BigInteger)
       for limit in ("documents", "bytes", "requests_per_minute", "tokens_per_minute")),
     *required(sa.Text, "adapter", default=""),
-    *required(sa.Text, "groups", default="*", info=ADDED),
+    *required(sa.Text, "groups", default="*"),
 )  # fmt: skip
 
 # Wrapped by the master key (encryption/tenant_keys.py).
@@ -190,8 +190,8 @@ _OLDEST_KEYS = {
          "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
     )
 }  # fmt: skip
-JOBS = Schema("jobs", metadata, "jobs_4", _REVISIONS, oldest=_OLDEST)
-KEYS = Schema("keys", _keys, "keys_2", _REVISIONS, oldest=_OLDEST_KEYS)
+JOBS = Schema("jobs", metadata, "jobs_5", _REVISIONS, oldest=_OLDEST)
+KEYS = Schema("keys", _keys, "keys_3", _REVISIONS, oldest=_OLDEST_KEYS)
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)
 
 

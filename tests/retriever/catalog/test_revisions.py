@@ -15,7 +15,7 @@ from tests.retriever.conftest import OpenRetriever
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 
 NEW = {"documents": ["readers"], "primers": ["readers"], "accompanied": ["made", "few_of"]}
-# The columns of the third revision, by the database that has them.
+# Further new columns, by the database that has them.
 WORDS = {
     "sqlite": {"scopes": ["analyser", "old_words"]},
     "postgresql": {"chunk_words": ["analyser"]},
@@ -28,8 +28,14 @@ def columns(database: Database) -> dict[str, set[str]]:
         return {table: {c["name"] for c in inspector.get_columns(table)} for table in NEW}
 
 
-def forget_the_analyser(write: sa.Connection) -> None:
-    """Make the words of chunks those of release 0.2.0."""
+def make_old(write: sa.Connection) -> None:
+    """Make the catalog one of release 0.2.0."""
+    write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_1'")
+    write.exec_driver_sql("DROP INDEX documents_by_readers")
+    write.exec_driver_sql("DROP INDEX accompanied_few")
+    for table, names in NEW.items():
+        for name in names:
+            write.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
     for table, names in WORDS[write.dialect.name].items():
         for name in names:
             write.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
@@ -49,7 +55,7 @@ def forget_the_analyser(write: sa.Connection) -> None:
         )
 
 
-def test_a_catalog_of_the_first_revision(
+def test_a_catalog_of_release_0_2_0(
     open_retriever: OpenRetriever, open_database: Callable[[], Database]
 ) -> None:
     retriever = open_retriever()
@@ -62,16 +68,10 @@ def test_a_catalog_of_the_first_revision(
     database = retriever.catalog.database
     wanted = columns(database)
     with database.write() as write:
-        write.exec_driver_sql("DROP INDEX documents_by_readers")
-        write.exec_driver_sql("DROP INDEX accompanied_few")
-        for table, names in NEW.items():
-            for name in names:
-                write.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
-        forget_the_analyser(write)
+        make_old(write)
         emptied = sa.text("DELETE FROM companions WHERE chunk_id = :id")
         write.execute(emptied, {"id": chunks[0].chunk_id})
         write.exec_driver_sql("UPDATE accompanied SET exact = 1")
-        write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_1'")
     retriever.close()
     open_database().close()
 
@@ -98,8 +98,7 @@ def test_words_are_made_anew_while_they_are_searched(
     texts = {f"d{n}": f"harbour number{n}" for n in range(450)}
     retriever.ingest(Document(name, text) for name, text in texts.items())
     with retriever.catalog.database.write() as write:
-        forget_the_analyser(write)
-        write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_2'")
+        make_old(write)
         if write.dialect.name == "postgresql":  # as its FTS5 in memory had folded it
             write.exec_driver_sql("UPDATE postings SET word = 'old' || word WHERE word = 'harbour'")
     retriever.close()

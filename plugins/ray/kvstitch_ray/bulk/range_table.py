@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from kvstitch_ray.bulk.records import Counts, Progress, Range, Run
 from retriever.sql.expressions import Name, among, required, upsert
-from retriever.sql.revisions import ADDED, Schema
+from retriever.sql.revisions import Schema
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
@@ -67,9 +67,9 @@ ranges = sa.Table(
     *required(sa.Double, "seen", "began", default="0"),
     *required(sa.Integer, "done", "failed", default="0"),
     *required(sa.BigInteger, "chunks", "tokens", "stored", "present", "bytes", default="0"),
-    *required(sa.Integer, "warned", default="0", info=ADDED),
+    *required(sa.Integer, "warned", default="0"),
     *required(sa.Text, "errors", default="[]"),
-    *required(sa.Text, "warnings", default="[]", info=ADDED),
+    *required(sa.Text, "warnings", default="[]"),
     sa.Index("ranges_left", "run_id", "number",
           postgresql_where=sa.text("state IN ('open', 'claimed')")),
     sa.Index("ranges_of_file", "run_id", "path"),

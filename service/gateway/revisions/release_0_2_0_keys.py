@@ -1,4 +1,4 @@
-"""The first tables of keys with a revision. A new database gets the newest ones at once."""
+"""The keys of release 0.2.0, the first with revisions. A new database gets the newest at once."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The first tables of jobs with a revision. A new database gets the newest ones at once.
+"""The jobs of release 0.2.0, the first with revisions. A new database gets the newest at once.
 
 Release 0.1.0 had a file of SQLite alone, all content of documents in it, and no webhook.
 """

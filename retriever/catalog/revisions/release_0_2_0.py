@@ -1,4 +1,4 @@
-"""The first tables with a revision. A new database gets the newest ones at once.
+"""The tables of release 0.2.0, the first with revisions. A new database gets the newest at once.
 
 Release 0.1.0 had a file of SQLite alone. It kept where pages and headings begin in the metadata of
 a document, as `outline`, and computed no chunk behind others.

@@ -1,9 +1,9 @@
-"""Keys have groups. Those that were made before read everything of their tenant, as they did."""
+"""What is new since release 0.2.0: groups. Earlier keys read everything of their tenant still."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "keys_2"
+revision = "keys_3"
 down_revision = "keys_1"
 
 

@@ -1,16 +1,21 @@
-"""Documents have reading groups; a chunk's prefix knows whether it is stored, and of how few."""
+"""What is new since release 0.2.0: reading groups, what is known of prefixes, whose words chunks
+have.
+
+Prefixes that were chosen are taken to be stored, and empty ones are looked at again. Words of
+earlier releases are of no revision of the analyser, and are made anew while they are searched.
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 from retriever.sql.expressions import Name
 
-revision = "catalog_2"
+revision = "catalog_4"
 down_revision = "catalog_1"
 
 
 def upgrade() -> None:
-    """Prefixes that were chosen are taken to be stored; empty ones are looked at again."""
+    """Add columns and indexes."""
     for table in ("documents", "primers"):
         op.add_column(table, sa.Column("readers", Name, nullable=False, server_default=""))
     op.create_index("documents_by_readers", "documents", ["scope_id", "readers"])
@@ -25,3 +30,13 @@ def upgrade() -> None:
         "UPDATE accompanied SET few_of = 1 WHERE NOT EXISTS (SELECT 1 FROM companions "
         "WHERE companions.chunk_id = accompanied.chunk_id)"
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.add_column("chunk_words", _text("analyser"))
+        return
+    for name in ("analyser", "old_words"):
+        op.add_column("scopes", _text(name))
+    op.execute("UPDATE scopes SET old_words = 'sparse_' || scope_id")
+
+
+def _text(column: str) -> sa.Column[str]:
+    return sa.Column(column, sa.Text, nullable=False, server_default="")
