@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -160,21 +160,31 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class ChatChoice(BaseModel):
+class Choice(BaseModel):
     index: int = 0
+
+
+class ChatChoice(Choice):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
 
 
-class ChatCompletion(BaseModel):
+C = TypeVar("C", bound=Choice)
+
+
+class CompletionObject(BaseModel, Generic[C]):
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
+    object: str
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[C]
     usage: Usage
     kvstitch: Details
+
+
+class ChatCompletion(CompletionObject[ChatChoice]):
+    object: Literal["chat.completion"] = "chat.completion"
 
 
 class CompletionRequest(SampledRequest):
@@ -201,18 +211,11 @@ class TextLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class TextChoice(BaseModel):
-    index: int = 0
+class TextChoice(Choice):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(BaseModel):
-    id: str
+class Completion(CompletionObject[TextChoice]):
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
-    kvstitch: Details
