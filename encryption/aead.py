@@ -26,15 +26,9 @@ def new_salt() -> bytes:
 
 
 def message_cipher(secret: bytes, salt: bytes, purpose: bytes) -> Any:
-    """Return the AESGCM of one message.
+    """Return the AESGCM of one message, of a salt of `new_salt`; other purposes have other keys.
 
-    Args:
-        secret: the data key, 32 bytes.
-        salt: of the message, from `new_salt`.
-        purpose: what the message is; other purposes have other keys.
-
-    Raises:
-        EncryptionError: the package cryptography is not installed.
+    Raises EncryptionError without the package cryptography.
     """
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM

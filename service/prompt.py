@@ -143,12 +143,9 @@ class PromptFormat:
         return self.answer or " {answer}" + (self.stop[0] if self.stop else "\n\n")
 
     def in_prompt_order(self, ranked: Sequence[P]) -> list[P]:
-        """Passages in the order in which the prompt holds them.
+        """Passages, ranked by a search, in the order in which the prompt holds them.
 
         Those of one document stand together, where the best of them would, in the document's order.
-
-        Args:
-            ranked: As a search has ranked them, the best first.
         """
         documents = list(dict.fromkeys(passage.position[0] for passage in ranked))
         if self.passage_order == "best_last":

@@ -66,11 +66,7 @@ class AsyncAnswerStream:
 
     @property
     def result(self) -> Answer:
-        """The whole answer, once the last event has come.
-
-        Raises:
-            UnexpectedResponse: It has not.
-        """
+        """The whole answer once the last event has come, before it UnexpectedResponse."""
         return self._reader.result
 
     async def __aiter__(self) -> AsyncIterator[Event]:

@@ -79,15 +79,9 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path_of(route: str, name: str, field: str) -> str:
-    """Return the path of what is named below a route.
+    """Return the path of what is named below a route; `field` is for the error.
 
-    Args:
-        route: E.g. "/admin/jobs".
-        name: Name of a job, document, receipt or collection.
-        field: For the error.
-
-    Raises:
-        InvalidRequest: The path would lead to another route.
+    Raises InvalidRequest if the path would lead to another route.
     """
     if not name or any(part in (".", "..") for part in name.split("/")):
         raise InvalidRequest(

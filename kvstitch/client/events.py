@@ -48,12 +48,9 @@ class LineReader:
     _name: str = ""
 
     def feed(self, line: str) -> tuple[str, Any] | None:
-        """Return name and data of the event that this line completes; None where it completes none.
+        """Return name and data of the event that this line completes, if it completes one.
 
-        Comments and OpenAI's `[DONE]` are no events; an event of OpenAI's has no name.
-
-        Raises:
-            ValueError: The data is no JSON.
+        Comments and `[DONE]` are none; OpenAI's have no name. ValueError: the data is no JSON.
         """
         if line.startswith("event: "):
             self._name = line.removeprefix("event: ")
@@ -115,11 +112,7 @@ class EventReader:
 
     @property
     def result(self) -> Answer:
-        """The whole answer, after the last event.
-
-        Raises:
-            UnexpectedResponse: The stream was not read to its end.
-        """
+        """The whole answer, after the last event."""
         if self.answer is None:
             raise UnexpectedResponse("the stream has no result: it was not read to its end")
         return self.answer

@@ -18,11 +18,7 @@ R = TypeVar("R")
 
 
 def read(kind: type[R], data: Any) -> R:
-    """Make a result of JSON.
-
-    Raises:
-        LookupError, TypeError: The JSON is something else.
-    """
+    """Make a result of JSON; LookupError or TypeError if it is something else."""
     made: R = _read(kind, data)
     return made
 

@@ -63,11 +63,7 @@ class AnswerStream:
 
     @property
     def result(self) -> Answer:
-        """The whole answer, once the last event has come.
-
-        Raises:
-            UnexpectedResponse: It has not.
-        """
+        """The whole answer once the last event has come, before it UnexpectedResponse."""
         return self._stream.result
 
     def __iter__(self) -> Iterator[Event]:

@@ -114,12 +114,8 @@ class Databases:
 
 
 def shared_secret(database: ServiceDatabase, own: str) -> str:
-    """Return what keys the chunks of named tenants for all who share a database.
-
-    Args:
-        database: That they share.
-        own: Becomes the secret if the database has none.
-    """
+    """Return what keys the chunks of named tenants for all who share a database: `own`, if it
+    has none."""
     with database.write() as write:
         upsert(write, secrets, [{"name": "tenants", "value": own}], replace=False)
         found = select(secrets.c.value).where(secrets.c.name == "tenants")

@@ -49,12 +49,7 @@ class ModelCache:
     """The folder with all conversions; it is made when the first one is."""
 
     def __init__(self, folder: Path, say: Say) -> None:
-        """Name the folder; nothing is read or made.
-
-        Args:
-            folder: This user's cache.
-            say: Takes sentences for people about what goes on.
-        """
+        """Name the folder; nothing is read or made. `say` takes sentences for people."""
         self.folder = folder
         self._say = say
 

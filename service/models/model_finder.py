@@ -50,11 +50,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def gguf_file(model: str) -> Path:
-    """Return the .gguf file of that name.
-
-    Raises:
-        ModelRefused: There is none.
-    """
+    """Return the .gguf file of that name."""
     path = Path(model).expanduser()
     if not path.is_file():
         raise ModelRefused(f"there is no file {path}")
@@ -184,11 +180,7 @@ class ModelFinder:
 
 
 def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Path:
-    """Return the folder of a model, prepared if need be; says what goes on on stderr.
-
-    Raises:
-        ModelRefused, ModelUnavailable: As `ModelFinder.prepare`.
-    """
+    """Return the folder of a model, prepared if need be; says what goes on on stderr."""
     return ModelFinder(cache or default_model_cache(), dtype, to_stderr).prepare(model)
 
 

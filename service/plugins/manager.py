@@ -23,11 +23,7 @@ VARIABLE: Final = "KVSTITCH_PLUGINS"
 
 
 def hooks() -> pluggy.HookRelay:
-    """Return the hooks; calling one gives a list with what each plugin returns.
-
-    Raises:
-        PluginFailed: A plugin cannot be loaded.
-    """
+    """Return the hooks; calling one gives a list with what each plugin returns."""
     return _manager().hook
 
 

@@ -117,11 +117,7 @@ def find(settings: Settings, model_folder: Path) -> Calibration | None:
 
 
 def calibrated(settings: Settings, model_folder: Path) -> tuple[Settings, Path | None]:
-    """Return the settings that a service uses with its calibration, and the calibration's file.
-
-    Raises:
-        InvalidSetting: As `find`.
-    """
+    """Return the settings that a service uses with its calibration, and the calibration's file."""
     found = find(settings, model_folder)
     return (settings, None) if found is None else (found.settings(settings), found.path)
 

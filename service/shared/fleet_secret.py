@@ -64,11 +64,7 @@ def curve_keys(secret: str, side: Side) -> CurveKeys:
 
 
 def tenants_secret(secret: str) -> str:
-    """Return what keys the chunks of named tenants, in hex.
-
-    Raises:
-        InvalidSetting: The secret is too short.
-    """
+    """Return what keys the chunks of named tenants, in hex."""
     check(secret)
     return derive(secret, "tenants").hex()
 

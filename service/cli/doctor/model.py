@@ -59,11 +59,7 @@ def require_config(folder: Path, settings: Settings) -> None:
 
 
 def require_loadable(folder: Path, settings: Settings) -> None:
-    """Refuse a model whose weights or adapters cannot be loaded, without loading them.
-
-    Raises:
-        ModelRefused: One of them is missing or damaged.
-    """
+    """Refuse a model whose weights or adapters cannot be loaded, without loading them."""
     _refuse(chain(_weights(folder, settings), check_loras(settings)))
 
 

@@ -151,12 +151,7 @@ class Access:
         return self._of_key(key)
 
     async def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
-        """Let a request through.
-
-        Args:
-            principal: The sender.
-            scope: What the request needs.
-            counted: Whether it counts against requests per minute.
+        """Let a request through, which counts against requests per minute if `counted`.
 
         Raises:
             Forbidden: The key lacks the scope.

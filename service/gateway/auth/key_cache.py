@@ -59,11 +59,7 @@ class KeyCache:
         return found if found.valid(time.time()) else None
 
     def any(self) -> bool:
-        """Whether a key was ever made; revoking the last one must not open the service.
-
-        Raises:
-            DatabaseUnavailable: As `find`.
-        """
+        """Whether a key was ever made; revoking the last one must not open the service."""
         return bool(self._known())
 
     def _known(self) -> dict[str, tuple[StoredKey, bytes]]:

@@ -60,11 +60,7 @@ class KeyStore:
         self._database = ServiceDatabase(where, [KEYS]) if isinstance(where, Path) else where
 
     def start(self) -> None:
-        """Open it, and create it if need be.
-
-        Raises:
-            InvalidSetting: It cannot be used.
-        """
+        """Open it, and create it if need be."""
         self._database.start()
 
     def close(self) -> None:
@@ -159,11 +155,7 @@ class KeyStore:
             return _ANY.row(read) is not None
 
     def revoke(self, key_id: str) -> StoredKey:
-        """Refuse the key from now on; revoking it again changes nothing.
-
-        Raises:
-            NotFound: There is no such key.
-        """
+        """Refuse the key from now on; revoking it again changes nothing. Raises NotFound."""
         valid = keys.c.key_id == key_id, keys.c.revoked.is_(None)
         with self._database.write() as write:
             write.execute(keys.update().where(*valid).values(revoked=time.time()))

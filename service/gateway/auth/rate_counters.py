@@ -68,15 +68,10 @@ class RateCounters:
         """Pass on what is not counted yet, and disconnect."""
 
     async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
-        """Count one request, if every rate has credit for one more.
+        """Count one request in `requests` if every rate, also of `tokens`, has credit.
 
-        Args:
-            requests: Rates of which one is used. All rates of a call are of one tenant.
-            tokens: Rates that must have credit; `spend` counts what is used of them.
-
-        Returns:
-            The rate that has to be waited for longest, and nothing was counted; None if the
-            request was admitted.
+        Returns the rate that has to be waited for longest, and nothing was counted; None if the
+        request was admitted. All rates of a call are of one tenant.
         """
         longest = max(
             (UsedUp(rate, self._wait_s(rate)) for rate in (*requests, *tokens)),

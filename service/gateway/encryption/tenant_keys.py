@@ -144,12 +144,8 @@ class TenantKeys:
 def tenant_keys_of(settings: Settings, shared: ServiceDatabase | None) -> TenantKeys | None:
     """Return the keys of a service's tenants, not started; None: nothing is encrypted.
 
-    Args:
-        settings: of the service.
-        shared: the PostgreSQL of all gateways; None: keys are in a file of the data folder.
-
-    Raises:
-        InvalidSetting: the master key cannot be read.
+    Keys are in the database that gateways share, or in a file of the data folder. Raises
+    InvalidSetting if the master key cannot be read.
     """
     try:
         master = master_key(settings)

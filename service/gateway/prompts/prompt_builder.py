@@ -99,13 +99,8 @@ class PromptBuilder:
     ) -> list[int]:
         """Return Q of a normalised conversation, as token ids.
 
-        Args:
-            turns: The conversation.
-            tools: That the answer may call. It may begin with a call, so it is never begun.
-            begin_answer: Whether the words that the format begins answers with follow.
-
-        Raises:
-            InvalidRequest: The model's chat template cannot write this conversation.
+        The words that the format begins answers with follow, unless tools may be called: an answer
+        may begin with a call. Raises InvalidRequest if the chat template cannot write it.
         """
         written = self._written(turns, tools)
         template = written.template
@@ -151,11 +146,7 @@ class PromptBuilder:
     ) -> list[int] | None:
         """Encode a question that may not fit, because embedding it in vain takes seconds.
 
-        Returns:
-            As `encode_question`; None: it surely fits, as a token has at least one byte.
-
-        Raises:
-            PromptTooLong: It does not fit.
+        Returns None if it surely fits, as a token has a byte at least; raises PromptTooLong.
         """
         texts = [turn.text for turn in turns] + ([] if tools is None else [tools.text])
         if sum(len(text.encode()) for text in texts) <= max_context // 2:

@@ -63,13 +63,8 @@ class Guided(StrictModel):
     def of_schemas(
         cls, grammar: str, schemas: dict[str, dict[str, Any]], strict: list[str]
     ) -> Guided:
-        """Make one of a grammar in which schemas stand as `%json @NAME`, of any length.
-
-        Args:
-            grammar: In Lark's notation.
-            schemas: By name.
-            strict: Names of those that are refused where they cannot be held in full.
-        """
+        """Make one of a grammar in Lark's notation in which schemas stand as `%json @NAME`, of any
+        length; `strict` names those that are refused where they cannot be held in full."""
         made = cls.model_construct(grammar=grammar)
         made._schemas, made._strict_schemas = schemas, strict
         return made

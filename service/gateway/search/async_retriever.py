@@ -105,11 +105,7 @@ class AsyncRetriever:
             raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` on a search thread; the retriever's errors become the service's.
-
-        A change of threads costs a quarter of a millisecond, so whatever is to be done with the
-        passages of a search belongs into the same `work`.
-        """
+        """Run `work` on a search thread; the retriever's errors become the service's."""
         return await self._in(self._search_threads, partial(work, *args, **kwargs))
 
     async def change(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -40,11 +40,7 @@ class Worker(Protocol):
         ...
 
     def require(self) -> Ready:
-        """Return what `ready` holds.
-
-        Raises:
-            WorkerUnavailable: The worker is not ready.
-        """
+        """Return what `ready` holds; else WorkerUnavailable."""
         ...
 
     def submit(self, request: Generate) -> AsyncGenerator[Event, None]:

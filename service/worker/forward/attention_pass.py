@@ -163,6 +163,5 @@ class AttentionPass:
 
 
 def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the keys and values of some rows, and the rows; no copy, and None for the rows, of
-    all."""
+    """Return the keys and values of some rows, and the rows: None where they are all."""
     return (k, v, None) if len(rows) == k.shape[1] else (k[:, rows], v[:, rows], rows)

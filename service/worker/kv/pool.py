@@ -192,8 +192,7 @@ class SequenceKV:
         self.length[layer] = torch.tensor(lengths)
 
     def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
-        """Say which positions each KV head of a layer holds, ascending, where it does not hold
-        all."""
+        """Say which positions each KV head of a layer holds, ascending, where it lacks some."""
         self.positions[layer] = [p.cpu() for p in positions], tokens
 
     def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:

@@ -188,8 +188,7 @@ class Planner:
         return self.times.wants_full(self.cost_model(prompt), self._decoder)
 
     def ratio(self, prompt: Prompt) -> float:
-        """Return the repair ratio for `ratio: auto`: the method's own, or more if loading hides
-        it."""
+        """Return the repair ratio for `ratio: auto`, more than the method's if loading hides it."""
         return hidden_ratio(self.cost_model(prompt), MOST_RATIO)
 
     def forecast(self, prompt: Prompt) -> tuple[float, float]:

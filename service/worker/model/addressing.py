@@ -77,8 +77,7 @@ class Addressing:
     )
 
     def with_lora(self, name: str) -> Addressing:
-        """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
-        model."""
+        """Return the addresses of chunks that are computed with a LoRA adapter; "": none."""
         return replace(self, lora=name)
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:

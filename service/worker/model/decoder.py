@@ -148,8 +148,7 @@ class DecoderModel:
         return [table if r else none for table, r in zip(tables, rotated, strict=True)]
 
     def rotary_order(self) -> Tensor | None:
-        """Return the order `[head_dim]` in which i and i + head_dim / 2 turn together; None: as
-        it is."""
+        """Return the order `[head_dim]` in which i and i + head_dim / 2 turn together."""
         return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:

@@ -60,9 +60,7 @@ TITLE_CHARS = 80
 def asking_for_marks(turns: Sequence[Turn], titles: Sequence[str]) -> list[Turn]:
     """Return the conversation with the request for marks at the end of the user's last text.
 
-    Args:
-        turns: A normalised conversation.
-        titles: Of the passages, in the order of the prompt.
+    `titles` are the passages', in the prompt's order.
     """
     out = list(turns)
     last = max(number for number, turn in enumerate(out) if turn.role == "user")

@@ -65,13 +65,7 @@ class Costs(NamedTuple):
 
 
 def document_s(compute_s: Floats | float, read_s: Floats | float, repair: float) -> Floats:
-    """Return the seconds until documents' KV is in place: read and repaired, or computed.
-
-    Args:
-        compute_s: Seconds to compute all tokens.
-        read_s: Seconds to read them: 0 from memory, inf where they are stored nowhere.
-        repair: Share that the fusion method computes anew.
-    """
+    """Return the seconds until documents' KV is in place: read and repaired, or computed."""
     in_place: Floats = np.minimum(repair * compute_s + read_s, compute_s)
     return in_place
 

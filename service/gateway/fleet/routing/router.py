@@ -173,11 +173,7 @@ class Router:
         self._prefixes.note(work.beginnings, number)
 
     def place(self, name: bytes, backlogs: Mapping[int, float]) -> int:
-        """Return the worker to compute a chunk ahead of requests: who holds it, else its home.
-
-        Args:
-            backlogs: seconds of such work that each worker has.
-        """
+        """Return the worker to compute a chunk ahead of requests: who holds it, else its home."""
         holders = self._directory.holders(name) & backlogs.keys()
         return min(holders) if holders else self._home(name, backlogs)
 

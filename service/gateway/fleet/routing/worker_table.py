@@ -167,14 +167,7 @@ class WorkerTable:
         return Speeds(*np.where(tried, self._speeds, np.minimum(self._speeds, usual)))
 
     def read_s(self, tokens: Floats) -> Floats:
-        """Return the seconds to read so many tokens' KV from the fastest slower tier.
-
-        Args:
-            tokens: `[documents, 1]`.
-
-        Returns:
-            `[documents, workers]`.
-        """
+        """Return the seconds `[documents, workers]` to read tokens `[documents, 1]` from a slow tier."""
         nbytes = tokens * self._token_bytes
         found: Floats = np.minimum.reduce([read_s + nbytes * b for read_s, b in self._tiers])
         return found

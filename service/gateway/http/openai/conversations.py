@@ -39,16 +39,7 @@ _THOUGHTS = ("reasoning", "reasoning_text", "thinking", "redacted_thinking")
 
 
 def turns_of_messages(messages: Sequence[ChatMessage], notes: list[str]) -> list[Turn]:
-    """Return the turns of a chat.
-
-    Args:
-        messages: As they were sent.
-        notes: Gets what is to be noted for the client.
-
-    Raises:
-        Unsupported: A message holds what is not supported.
-        InvalidRequest: A message is wrong.
-    """
+    """Return the turns of a chat; `notes` gets what the client is to be told."""
     return [_of_message(f"messages[{number}]", one, notes) for number, one in enumerate(messages)]
 
 
@@ -66,12 +57,7 @@ def turns_of_items(items: Sequence[InputItem], notes: list[str]) -> list[Turn]:
 
 
 def tools_of_chat(body: ChatRequest, notes: list[str]) -> ToolSet | None:
-    """Return the tools that the answer may call, None if it may call none.
-
-    Raises:
-        Unsupported: A tool is no function.
-        InvalidRequest: `tool_choice` asks for what is not there, or two tools have one name.
-    """
+    """Return the tools that the answer may call, None if it may call none."""
     tools = [_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
     choice = body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None

@@ -155,8 +155,7 @@ class Tensors:
 
     @property
     def runs(self) -> Tensor:
-        """First row and number of rows of every KV head that the last row sees at last `[2,
-        kv_heads]`."""
+        """First row and number of rows of every KV head that the last row sees `[2, kv_heads]`."""
         return self._behind_extents[: 2 * self.kv_heads].view(2, -1)
 
     @property

@@ -24,8 +24,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Return softmax attention `[m, heads * head_dim]` of rows that see the first `seen` `[m]`
-    keys."""
+    """Return attention `[m, heads * head_dim]` of rows that see the first `seen` `[m]` keys."""
     return _run(q, k, v, seen=seen, scale=scale)
 
 

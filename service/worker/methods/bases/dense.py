@@ -124,13 +124,11 @@ class DenseMethod(FusionMethod):
         `view.v`, before anything attends to it. Called before `select`."""
 
     def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
-        """Return by what stored rows that are not computed are shifted at every layer but 0;
-        None: none."""
+        """Return by what rows that are not computed are shifted in layers after 0; None: none."""
         return None
 
     def document_keys(self, view: LayerView) -> Tensor | None:
-        """Return the only keys that computed document rows attend to, ascending `[k]`; None:
-        all."""
+        """Return the keys `[k]`, ascending, that computed document rows attend to; None: all."""
         return None
 
     # -- implemented by the base ------------------------------------------------------------------

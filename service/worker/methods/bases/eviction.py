@@ -71,8 +71,7 @@ class EvictionMethod:
         """Check that this model has what the method needs; raises InvalidRequest if not."""
 
     def observe(self, view: LayerView) -> Tensor:
-        """Return what scoring needs of a layer; by default the window's queries `[w, heads,
-        head_dim]`."""
+        """Return what scoring needs of a layer: the window's queries `[w, heads, head_dim]`."""
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:

@@ -126,8 +126,7 @@ class FusionMethod(ABC):
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        """Return the scores `[n]` by which this layer ranks document tokens, for traces; None:
-        none."""
+        """Return the scores `[n]` by which this layer ranks document tokens, for traces."""
         return None
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
@@ -146,8 +145,7 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """Return the name of the parameter, declared `auto`, that is the share of rows to
-        recompute."""
+        """Return the name of the `auto` parameter that is the share of rows to recompute."""
         return next((f.name for f in fields(cls) if f.metadata.get("auto")), None)
 
     @property

@@ -31,8 +31,7 @@ class TwoPassMethod(DenseMethod):
     """Base: picks rows by what the question attends to in a pass over the stitched cache."""
 
     def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
-        """Return rows to compute, by the attention that each token received `[n]`, 0 if not
-        scored."""
+        """Return rows to compute, by the attention `[n]` that each token received."""
         raise NotImplementedError
 
     def question_pass_layers(self, layers: int) -> range:

@@ -58,8 +58,7 @@ class PictureWords(Protocol):
     """Reads the words of a file's pictures, as a plugin does, and keeps account of them."""
 
     def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
-        """Return the words of a picture `[height, width, 3]`, whose pixels have so many points,
-        on the page `place`, line by line; none if it could not be read."""
+        """Return the words of a picture `[height, width, 3]` of page `place`, line by line."""
         ...
 
     def warnings(self) -> list[ParseWarning]:
