@@ -167,7 +167,7 @@ class WorkerTable:
         return Speeds(*np.where(tried, self._speeds, np.minimum(self._speeds, usual)))
 
     def read_s(self, tokens: Floats) -> Floats:
-        """Return the seconds `[documents, workers]` to read tokens `[documents, 1]` from a slow tier."""
+        """Return seconds `[documents, workers]` to read tokens `[documents, 1]` of a slow tier."""
         nbytes = tokens * self._token_bytes
         found: Floats = np.minimum.reduce([read_s + nbytes * b for read_s, b in self._tiers])
         return found
