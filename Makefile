@@ -19,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # again: a third of what the start of a service costs.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo serve tools programs test test-slow check lint types imports generated budget dashboards bench \
+.PHONY: setup demo serve tools programs test test-slow check lint types imports generated budget walk dashboards bench \
 	loadtest chaos containers containers-fleet containers-image clean
 
 setup: .venv/.ready
@@ -65,7 +65,7 @@ test-slow: tools
 	$(VENV)/python -m pytest -n 2 -m "hypothesis and not slow" --hypothesis-profile other
 
 # Longest first, so that two cores end at the same time.
-check: types imports generated lint budget
+check: types walk imports generated lint budget
 
 lint: setup
 	$(VENV)/ruff check .
@@ -80,6 +80,10 @@ imports: setup
 # Lines, files, words, twins of records: [tool.budget] in pyproject.toml.
 budget: setup
 	$(VENV)/python -m scripts.budget
+
+# Stops and returns of a question and a document: [tool.budget.walk].
+walk: setup
+	$(VENV)/python -m scripts.walk
 
 generated: setup
 	$(VENV)/python -m scripts.docs_tables --check

@@ -11,7 +11,8 @@ The rule, the same for every version of the code, so that its figures can be com
 
 The question is walked from the request to the first token that the client reads, the document from
 the request to the end of its job. Another of each goes before, so that caches and lazy imports are
-there. Another checkout is walked with `--root`, whose Python environment this one is.
+there. Another checkout is walked with `--root`, whose Python environment this one is. Exits with 1
+if a number of `[tool.budget.walk]` is exceeded, which `make check` takes for a failure.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ import httpx
 from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 WORDS = {"question": "quendelvarnish", "document": "zirbenflockentee"}
 """Words that stand in no other text, by walk."""
 
@@ -147,18 +150,28 @@ def read_walks(folder: Path, windows: dict[str, tuple[float, float]]) -> dict[st
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="follow a question and a document")
-    parser.add_argument("--root", type=Path, default=HERE.parent.parent, help="the checkout")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
     parser.add_argument("--list", action="store_true", help="print every stop")
     arguments = parser.parse_args()
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["budget"]["walk"]
+    over = False
     for name, found in walk(arguments.root.resolve()).items():
         if arguments.list:
             for file, function in found.stops:
                 print(f"  {file} {function}")
-        print(f"{name}: {len(found.stops)} stops, {found.returns} returns", end="")
-        print(f", {len(found.forms)} forms: {', '.join(found.forms)}" if name == "document" else "")
+        counts = {"stops": len(found.stops), "returns": found.returns}
+        if name == "document":
+            counts["forms"] = len(found.forms)
+            print(f"forms: {', '.join(found.forms)}")
+        for what, count in counts.items():
+            limit = limits[f"{name} {what}"]
+            over |= count > limit
+            mark = "  OVER" if count > limit else ""
+            print(f"{name + ' ' + what:<32} {count:>8,} {limit:>8,}{mark}")
+    return over
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
