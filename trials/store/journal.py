@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from tests.kvstore.chaos.contents import EXTRA_VERSIONS, VARIANTS
+from trials.store.contents import EXTRA_VERSIONS, VARIANTS
 
 ABSENT = 1 << VARIANTS  # bit v: variant v may be found
 

@@ -1,6 +1,6 @@
 """Kills writers of the real tiers and damages what they wrote, and checks every read.
 
-    python -m tests.kvstore.chaos --kills 1000 --damages 10000 --seed 1
+    python -m trials.store --kills 1000 --damages 10000 --seed 1
 
 The same seed makes the same choices; only the moments of kills by the clock differ. Ends with an
 error at the first violation, and names the seed and the step.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from tests.kvstore.chaos.damaging import damage_files, damage_redis
-from tests.kvstore.chaos.killing import kill_writers
 from tests.redis_server import redis_server
+from trials.store.damaging import damage_files, damage_redis
+from trials.store.killing import kill_writers
 
 NOBODY = 65534
 
@@ -43,7 +43,7 @@ def unprivileged(folder: Path) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m tests.kvstore.chaos", description=(__doc__ or "").partition("\n")[0]
+        "python -m trials.store", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--damages", type=int, default=10_000)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.format.chunk_header import VERSION
-from tests.kvstore.chaos.contents import EXTRA, Entry
-from tests.kvstore.chaos.damage import Damage, Effect
 from tests.kvstore.format.test_chunk_header import reseal
+from trials.store.contents import EXTRA, Entry
+from trials.store.damage import Damage, Effect
 
 KEPT, UNSURE, LOST = Effect.KEPT, Effect.UNSURE, Effect.LOST
 _LAYERS = 3

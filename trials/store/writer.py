@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from tests.kvstore.chaos.contents import EXTRA, EXTRA_VERSIONS, VARIANTS, Entry
-from tests.kvstore.chaos.journal import Journal
-from tests.kvstore.chaos.kill_points import KillPoint
+from trials.store.contents import EXTRA, EXTRA_VERSIONS, VARIANTS, Entry
+from trials.store.journal import Journal
+from trials.store.kill_points import KillPoint
 
 THREADS = 2  # each has keys of its own, so that it knows what it must find
 _BAD = ("corrupt", "refused", "error", "timeout", "unavailable")

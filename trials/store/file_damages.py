@@ -13,9 +13,9 @@ from pathlib import Path
 from kvstore.format.chunk_header import VERSION, parse_header
 from kvstore.format.safetensors_header import header_bytes
 from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
-from tests.kvstore.chaos.contents import EXTRA, Entry
-from tests.kvstore.chaos.damage import Damage, Effect
 from tests.kvstore.format.test_chunk_header import reseal
+from trials.store.contents import EXTRA, Entry
+from trials.store.damage import Damage, Effect
 
 KEPT, UNSURE, LOST = Effect.KEPT, Effect.UNSURE, Effect.LOST
 FOREIGN = "foreign-"  # names of what is nobody's begin with this

@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 from kvstore import RedisTier, SsdTier, TieredStore
-from tests.kvstore.chaos.contents import EXTRA, EXTRA_VERSIONS, make_entries
-from tests.kvstore.chaos.journal import Journal
-from tests.kvstore.chaos.kill_points import KillPoint
-from tests.kvstore.chaos.writer import Place, live_until_killed
+from trials.store.contents import EXTRA, EXTRA_VERSIONS, make_entries
+from trials.store.journal import Journal
+from trials.store.kill_points import KillPoint
+from trials.store.writer import Place, live_until_killed
 
 KEYS = 16
 LONGEST_S = 0.12  # a writer that is not dead by then is killed where it is

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from kvstore import RedisTier, SsdTier, TieredStore
 from kvstore.format.chunk_identity import is_chunk_key
-from tests.kvstore.chaos.contents import EXTRA, Entry, make_entries
-from tests.kvstore.chaos.damage import Damage, Effect
-from tests.kvstore.chaos.file_damages import FILE_DAMAGES, FOREIGN, Files
-from tests.kvstore.chaos.redis_damages import REDIS_DAMAGES, Values
 from tests.kvstore.places import check
+from trials.store.contents import EXTRA, Entry, make_entries
+from trials.store.damage import Damage, Effect
+from trials.store.file_damages import FILE_DAMAGES, FOREIGN, Files
+from trials.store.redis_damages import REDIS_DAMAGES, Values
 
 KEYS = 16
 AT_ONCE = 6  # damages in a round, each of another chunk

@@ -1,0 +1,1 @@
+"""Kills and damages of the real tiers: `python -m trials.store --help`."""
