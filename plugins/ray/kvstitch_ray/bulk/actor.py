@@ -26,7 +26,7 @@ from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, M
 from service.gateway.documents.background_loop import retry_after_s, side_by_side
 from service.gateway.worker_client.supervisor import COMMAND
 from service.models.model_finder import ModelFinder
-from service.settings import Settings
+from service.settings import all_settings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class RangeActor:
         worker_command: Sequence[str] = COMMAND,
     ) -> None:
         # An actor is its constructor to Ray: what takes long begins here, not at the first range.
-        self._settings = Settings(**settings)
+        self._settings = all_settings()(**settings)  # those of plugins, too
         self._run = run
         self._input = (input_endpoint, input_region)
         self._worker_command = worker_command
