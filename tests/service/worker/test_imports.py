@@ -1,5 +1,5 @@
-"""The engine and the store import on a bare machine: torch, transformers, safetensors, numpy and
-msgspec are there, what serving needs besides is not."""
+"""The engine and the store import on a bare machine: torch, transformers, safetensors, numpy,
+msgspec and xxhash are there, what serving needs besides is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ BLOCKED = (
     "pydantic",
     "zmq",
     "prometheus_client",
-    "xxhash",
     "sqlalchemy",
 )
 # The process's entry and its server.

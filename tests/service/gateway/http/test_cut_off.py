@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +39,9 @@ async def cancelled(app: ASGIApp) -> list[Message]:
     """What is sent by a request that is cancelled while it waits."""
     sent: list[Message] = []
     context = RequestContext(app, limits=LimitSettings(), metrics=GatewayMetrics())
-    scope = {"type": "http", "method": "POST", "path": "/v1/rag/generate", "headers": []}
+    of_app = SimpleNamespace(state=SimpleNamespace(error_forms={}))
+    path = "/v1/rag/generate"
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "app": of_app}
 
     async def receive() -> Message:
         await asyncio.Event().wait()
