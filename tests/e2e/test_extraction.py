@@ -12,7 +12,7 @@ from benchmarks.retrieval.extraction import BEHIND, SECRETS, SERVED, make_worlds
 from tests.e2e.service import Service
 from tests.e2e.test_tenants import acting
 
-OTHERS = [pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("system", "neighbours")]
+OTHERS = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("system", "neighbours")]
 
 
 @pytest.mark.parametrize("mode", ["primer", *OTHERS])

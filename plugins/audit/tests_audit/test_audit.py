@@ -30,9 +30,9 @@ from service.gateway.service_database import shared_database
 from service.messages.requests import Generate
 from service.settings import all_settings, load
 from service.settings.secrets import IS_SET, hidden
+from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, asking, running, until
-from tests_oidc.issuer import AUDIENCE, issuing
 
 Create = Callable[..., str]
 QUESTION = "What is the capital of Norway?"

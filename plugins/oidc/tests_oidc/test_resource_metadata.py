@@ -19,8 +19,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
 from tests.e2e.console.openid_provider import OpenIdProvider, openid_provider
+from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.service.gateway.rig import Rig, running
-from tests_oidc.issuer import AUDIENCE, Issuer, issuing
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 CALLBACK = "http://127.0.0.1:1/callback"

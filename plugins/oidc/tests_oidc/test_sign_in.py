@@ -14,8 +14,8 @@ import pytest
 from kvstitch_audit.part import part_of
 from service.errors import InvalidSetting
 from service.settings import load
+from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.service.gateway.rig import Rig, running
-from tests_oidc.issuer import AUDIENCE, Issuer, issuing
 
 NONCE = "of-this-sign-in-1234"
 VERIFIER = "v" * 43

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from service.errors import InvalidSetting
 from service.messages.requests import Generate
 from service.settings import load
+from tests.fakes.issuer import AUDIENCE, Issuer, issuing, part
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until
-from tests_oidc.issuer import AUDIENCE, Issuer, issuing, part
 
 OF_ISSUER: dict[str, Any] = {"oidc_audience": AUDIENCE, "oidc_refetch_s": 0.01}
 Open = Callable[..., Rig]

@@ -21,11 +21,11 @@ from fastapi.routing import APIRoute
 import service.gateway.http.routes
 from retriever.readers import View
 from service.messages.requests import Generate, Precompute, Purge
+from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
-from tests_oidc.issuer import AUDIENCE, Issuer, issuing
 
 GROUPS = ("hr", "legal", "sales", "board", "größe")
 TOPICS = ("fox forest hunts", "whale sea sings", "bread oven flour")

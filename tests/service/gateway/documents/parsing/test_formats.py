@@ -276,7 +276,7 @@ async def test_damaged_archives(whole: bytes, data: st.DataObject) -> None:
 PARTS = {"docx": "word/document.xml", "xlsx": "xl/worksheets/sheet1.xml"}
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kind=st.sampled_from(sorted(PARTS)), data=st.data())
 async def test_damaged_xml(kind: str, data: st.DataObject) -> None:
     """The archive is whole, so that the damage reaches the format's library."""
