@@ -125,7 +125,7 @@ def delete(args: argparse.Namespace) -> int:
             f"this makes everything of the tenant {args.tenant!r} unreadable for ever, documents, "
             "KV, jobs and their backups: say --yes"
         )
-    from service.gateway.key_deletion import delete_keys
+    from service.gateway.databases import delete_keys
 
     settings = load(data_dir=args.data_dir)
     with _keys(settings) as keys:

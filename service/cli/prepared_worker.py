@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.errors import InvalidSetting
-from service.gateway.auth.secret_file import own_secret
-from service.gateway.data_folder import FOLDER_MODE
+from service.gateway.data_folder import FOLDER_MODE, own_secret
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.fleet_secret import require_secret

@@ -21,8 +21,7 @@ from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
-from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.auth.rate_counters import RateCounters
+from service.gateway.auth.quotas import Limits, Quotas, RateCounters
 from service.gateway.data_folder import DiskGuard, lock_folder, make_private
 from service.gateway.databases import Databases
 from service.gateway.documents.chunk_kv import ChunkKVs

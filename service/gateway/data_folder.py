@@ -12,6 +12,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import sqlite3
 import stat
@@ -48,6 +49,25 @@ def lock_folder(folder: Path) -> IO[str]:
         file.truncate(0)
         os.write(file.fileno(), str(os.getpid()).encode())
     return file
+
+
+def own_secret(folder: Path) -> str:
+    """Return the content of `tenants.secret` in hex, made if it is not there, for tenants' keys
+    where KVSTITCH_TENANT_SECRET is not set.
+
+    If it is lost, no stored chunk of a named tenant can be found any more.
+    """
+    path = folder / "tenants.secret"
+    if not path.exists():
+        # Written aside and renamed, because a crash must not leave half a secret.
+        temporary = path.with_suffix(".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    return path.read_text(encoding="ascii").strip()
 
 
 def make_private(folder: Path, *, beside: Path) -> None:

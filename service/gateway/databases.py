@@ -7,20 +7,20 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sa
 
 from encryption.keyring import Keyring
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
 from retriever.index.vector_search import VectorSearch
 from retriever.sql.database import Database
 from retriever.sql.expressions import upsert
-from service.gateway.auth.access import Keys
-from service.gateway.auth.key_cache import KeyCache
-from service.gateway.auth.keys import KeyStore
-from service.gateway.auth.secret_file import own_secret
-from service.gateway.data_folder import DiskGuard
+from service.gateway.auth.keys import KeyCache, KeyStore
+from service.gateway.data_folder import DiskGuard, own_secret
 from service.gateway.documents.corpus import Corpus
 from service.gateway.documents.deletion.purge_queue import CatalogLock
 from service.gateway.documents.membership import Heartbeat, Membership
@@ -30,7 +30,7 @@ from service.gateway.encryption.tenant_keys import (
     tenant_keys_of,
 )
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
-from service.gateway.tables import secrets
+from service.gateway.tables import jobs, purges, secrets, sizes
 from service.settings import Settings
 
 
@@ -44,11 +44,11 @@ class Databases:
         self.index: VectorSearch | None = None
         self._membership: Membership | None = None
         self._heartbeat: Heartbeat | None = None
+        self._following: asyncio.Task[None] | None = None
         folder = settings.data_dir
         if not settings.database:
             self.jobs = jobs_database(folder / "jobs.sqlite3", disk)
-            self._key_store = KeyStore(folder / "keys.sqlite3")
-            self.keys: Keys = self._key_store
+            self.keys = KeyStore(folder / "keys.sqlite3")
             self.catalog_lock = CatalogLock()
             self.tenant_keys = tenant_keys_of(settings, None)
             return
@@ -59,8 +59,7 @@ class Databases:
             from retriever.index.pgvector_index import PgvectorIndex
 
             self.index = PgvectorIndex(self.catalog)
-        self._key_store = KeyStore(self.jobs)
-        self.keys = KeyCache(self._key_store)
+        self.keys = KeyCache(self.jobs)
         self.catalog_lock = CatalogLock(self.jobs)
         # Shared workers keep KV themselves, and are asked by every gateway.
         keeps_kv = settings.ssd_tier_gib and not settings.worker_addresses
@@ -72,15 +71,13 @@ class Databases:
     def open(self) -> None:
         """Open all, before any request can come. Blocks."""
         self.jobs.start()
-        self._key_store.start()
+        self.keys.start()
         if self.tenant_keys is None:
             require_no_keys(self._settings, self.jobs if self.jobs.shared else None)
         else:
             self.tenant_keys.start()
         if self._membership is not None:
             self._membership.join()
-        if isinstance(self.keys, KeyCache):
-            self.keys.refresh()
 
     @property
     def ring(self) -> Keyring | None:
@@ -98,14 +95,15 @@ class Databases:
             self._heartbeat = Heartbeat(self._membership, corpus.on_heartbeat, give_up)
             self._heartbeat.start()
         if isinstance(self.keys, KeyCache):
-            self.keys.start()
+            self._following = asyncio.create_task(self.keys.follow(), name="keys")
 
     async def close(self) -> None:
-        if isinstance(self.keys, KeyCache):
-            await self.keys.close()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         if self._heartbeat is not None:
             await self._heartbeat.close()
-        await asyncio.to_thread(self._key_store.close)
+        await asyncio.to_thread(self.keys.close)
         if self.tenant_keys is not None:
             await asyncio.to_thread(self.tenant_keys.close)
         await asyncio.to_thread(self.jobs.close)
@@ -118,17 +116,13 @@ def shared_secret(database: ServiceDatabase, own: str) -> str:
     has none."""
     with database.write() as write:
         upsert(write, secrets, [{"name": "tenants", "value": own}], replace=False)
-        found = select(secrets.c.value).where(secrets.c.name == "tenants")
+        found = sa.select(secrets.c.value).where(secrets.c.name == "tenants")
         return str(write.scalars(found).one())
 
 
 @contextmanager
 def key_store(settings: Settings) -> Iterator[KeyStore]:
-    """Yield the API keys alone, for the command line.
-
-    Raises:
-        InvalidSetting: They cannot be used.
-    """
+    """Yield the API keys alone, for the command line. Raises InvalidSetting."""
     url = settings.database
     store = KeyStore(
         shared_database(url, connections=1) if url else settings.data_dir / "keys.sqlite3"
@@ -138,3 +132,33 @@ def key_store(settings: Settings) -> Iterator[KeyStore]:
         yield store
     finally:
         store.close()
+
+
+def delete_keys(settings: Settings, keys: TenantKeys, tenant: str) -> dict[str, Any]:
+    """Delete a tenant's keys, then the rows that nobody can read any more, but for KV and backups.
+
+    The keys go first: should this be interrupted, nothing is readable, and it can be called again.
+    Returns the receipt. `keys` are started.
+    """
+    key_ids = [key_id.hex() for key_id in keys.delete(tenant)]
+    url, folder = settings.database, settings.data_dir
+    with closing(Catalog(catalog_database(url or folder / "catalog.db", connections=1))) as catalog:
+        catalog.start()
+        documents, chunks = catalog.drop_tenant(tenant)
+        catalog.purge()
+    with closing(
+        shared_database(url, connections=1) if url else jobs_database(folder / "jobs.sqlite3")
+    ) as database:
+        database.start()
+        with database.write() as write:
+            for table in (jobs, purges, sizes):
+                write.execute(table.delete().where(table.c.tenant == tenant))
+        database.scrub()
+    return {
+        "receipt_id": uuid.uuid4().hex,
+        "tenant": tenant,
+        "key_ids": key_ids,
+        "documents": documents,
+        "chunks": chunks,
+        "completed": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

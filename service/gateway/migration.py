@@ -15,8 +15,7 @@ from retriever.sql.copying import copy_table, go_on_after
 from retriever.sql.expressions import upsert
 from retriever.sql.revisions import Schema
 from service.errors import InvalidSetting
-from service.gateway.auth.secret_file import own_secret
-from service.gateway.data_folder import lock_folder
+from service.gateway.data_folder import lock_folder, own_secret
 from service.gateway.documents import membership
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of

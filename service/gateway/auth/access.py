@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from retriever.readers import EVERYTHING, View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.key_text import KEY_PREFIX
-from service.gateway.auth.keys import StoredKey
+from service.gateway.auth.keys import KEY_PREFIX, KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
 from service.plugins import IdentityProvider
 from service.settings.fields import SCOPES, is_loopback
@@ -33,31 +32,20 @@ _KEY_OR_TOKEN_NEEDED: Final = (
 )
 
 
-def _count_nothing(tokens: int) -> None:
-    """Count no tokens, for senders without a key."""
-
-
 @dataclass(frozen=True)
 class Principal:
-    """The sender of a request.
+    """The sender of a request."""
 
-    Attributes:
-        tenant: Whose documents it sees; "" is the unnamed tenant.
-        key_id: Of its API key, or `sub:` and the subject of its token; "": it has neither.
-        scopes: What the key or token may do.
-        limits: Its quotas.
-        spend_tokens: Counts tokens of prompt and answer against the quotas of key and tenant.
-        adapter: The LoRA adapter that the key is bound to; "": none.
-        view: What it may read of the tenant's documents.
-    """
-
-    tenant: str
-    key_id: str
+    tenant: str  # whose documents it sees; "": the unnamed tenant
+    key_id: str  # of its API key, or `sub:` and the subject of its token; "": it has neither
     scopes: frozenset[str]
     limits: Limits = field(default_factory=Limits)
-    spend_tokens: Callable[[int], None] = field(default=_count_nothing, compare=False, repr=False)
-    adapter: str = ""
-    view: View = EVERYTHING
+    # Counts tokens of prompt and answer against the quotas of key and tenant.
+    spend_tokens: Callable[[int], None] = field(
+        default=lambda tokens: None, compare=False, repr=False
+    )
+    adapter: str = ""  # the LoRA adapter that the key is bound to; "": none
+    view: View = EVERYTHING  # what it may read of the tenant's documents
 
     @property
     def credential(self) -> str:
@@ -82,27 +70,13 @@ SUBJECT: Final = "sub:"
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
-class Keys(Protocol):
-    """Looks up API keys: the key store itself, or a copy of a shared one."""
-
-    def find(self, key: str) -> StoredKey | None: ...
-
-    def any(self) -> bool: ...
-
-
 class Access:
-    """Looks every key up anew, so that a revoked key is refused as soon as it is known.
-
-    Args:
-        keys: The API keys.
-        quotas: Count what senders use.
-        allow_anonymous: Whether requests are served without either.
-        tokens: Verifies what is no API key; None: tokens are not taken.
-    """
+    """Looks every key up anew, so that a revoked key is refused as soon as it is known. Without
+    `tokens`, which verifies what is no API key, no tokens are taken."""
 
     def __init__(
         self,
-        keys: Keys,
+        keys: KeyStore,
         quotas: Quotas,
         *,
         allow_anonymous: bool,
@@ -128,12 +102,8 @@ class Access:
             )
 
     async def authenticate(self, headers: Mapping[str, str]) -> Principal:
-        """Return the sender of a request with these headers.
-
-        Raises:
-            Unauthenticated: A key or token is needed, or this one is not valid.
-            IdentityUnavailable: A token cannot be verified now.
-        """
+        """Return the sender of a request with these headers. Raises Unauthenticated, or
+        IdentityUnavailable if a token cannot be verified now."""
         sent_key = _key_in(headers)
         if self._tokens is not None and sent_key is not None and _is_token(sent_key):
             identity: Identity = await self._tokens.verify(sent_key)
@@ -148,15 +118,11 @@ class Access:
             raise Unauthenticated(
                 "the API key is not valid: it was mistyped, revoked, or has expired"
             )
-        return self._of_key(key)
+        return self._principal(key.key_id, key, key.adapter)
 
     async def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
-        """Let a request through, which counts against requests per minute if `counted`.
-
-        Raises:
-            Forbidden: The key lacks the scope.
-            QuotaExceeded: A rate of the key or the tenant is used up.
-        """
+        """Let a request through, which counts against requests per minute if `counted`. Raises
+        Forbidden if the key lacks the scope, QuotaExceeded if a rate is used up."""
         if scope not in principal.scopes:
             raise Forbidden(
                 f"{principal.credential} lacks the scope {scope!r} (it has "
@@ -165,28 +131,13 @@ class Access:
         if counted:
             await self._quotas.enter(principal.tenant, principal.key_id, principal.limits)
 
-    def _of_key(self, key: StoredKey) -> Principal:
-        return Principal(
-            key.tenant,
-            key.key_id,
-            key.scopes,
-            key.limits,
-            partial(self._quotas.spend, key.tenant, key.key_id, key.limits),
-            adapter=key.adapter,
-            view=key.view,
-        )
-
     def of_token(self, sender: Identity) -> Principal:
         """Return the sender whom a verified token names."""
-        key_id = f"{SUBJECT}{sender.subject}"
-        return Principal(
-            sender.tenant,
-            key_id,
-            sender.scopes,
-            sender.limits,
-            partial(self._quotas.spend, sender.tenant, key_id, sender.limits),
-            view=sender.view,
-        )
+        return self._principal(f"{SUBJECT}{sender.subject}", sender)
+
+    def _principal(self, key_id: str, of: StoredKey | Identity, adapter: str = "") -> Principal:
+        spend = partial(self._quotas.spend, of.tenant, key_id, of.limits)
+        return Principal(of.tenant, key_id, of.scopes, of.limits, spend, adapter, of.view)
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:

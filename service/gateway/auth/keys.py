@@ -1,38 +1,57 @@
-"""API keys in a database, without their secrets.
+"""API keys: the text kvs_<id>_<secret>, and what a database holds of them, without their secrets.
 
 The gateway and the command line open the same file: a key that one revokes, the other refuses at
-once. In PostgreSQL it takes a second (key_cache.py).
+once. Of PostgreSQL a gateway holds a copy, so that no request waits for it: a key that is made or
+revoked elsewhere counts after REFRESH_S, and if the database does not answer, what is known counts
+for MAX_AGE_S; then requests are refused.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import re
+import secrets
 import time
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import bindparam, select
 
 from retriever.readers import EVERYTHING, GROUP_RULE, View, is_group
 from retriever.sql.expressions import Prepared
-from service.errors import InvalidRequest, NotFound
-from service.gateway.auth import key_text
+from service.errors import DatabaseUnavailable, InvalidRequest, NotFound
 from service.gateway.auth.quotas import Limits
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import KEYS, keys
 from service.settings.fields import SCOPES
 
 MAX_NAME_CHARS = 64
+REFRESH_S = 1.0
+MAX_AGE_S = 60.0
+KEY_PREFIX: Final = "kvs_"
+_KEY = re.compile(r"kvs_([0-9a-f]{16})_([0-9a-f]{64})")
+_Row = tuple[Any, ...]
+
+
+def new_key() -> tuple[str, str, bytes]:
+    """Return a new key, its id, and the SHA-256 of its secret. The key itself is stored nowhere."""
+    key_id, secret = secrets.token_hex(8), secrets.token_hex(32)
+    return f"{KEY_PREFIX}{key_id}_{secret}", key_id, _digest(secret)
+
+
+def _digest(secret: str) -> bytes:
+    """Return the plain SHA-256: 256 random bits cannot be guessed, as passwords can."""
+    return hashlib.sha256(secret.encode()).digest()
 
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A key without its secret. Times are in Unix seconds.
-
-    adapter: the LoRA adapter that answers its requests; "": it is bound to none.
-    view: what it may read of its tenant's documents.
-    """
+    """A key without its secret. Times are in Unix seconds."""
 
     key_id: str
     name: str
@@ -42,25 +61,20 @@ class StoredKey:
     created: float
     expires: float | None
     revoked: float | None
-    adapter: str = ""
-    view: View = EVERYTHING
+    adapter: str = ""  # the LoRA adapter that answers its requests; "": it is bound to none
+    view: View = EVERYTHING  # what it may read of its tenant's documents
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
 class KeyStore:
-    """Opened by start(). Thread-safe; a look-up in a file reads pages that are in memory.
-
-    Args:
-        where: The database of the keys, or the path of a file.
-    """
+    """Opened by start(). Thread-safe; a look-up in a file reads pages that are in memory."""
 
     def __init__(self, where: ServiceDatabase | Path) -> None:
         self._database = ServiceDatabase(where, [KEYS]) if isinstance(where, Path) else where
 
     def start(self) -> None:
-        """Open it, and create it if need be."""
         self._database.start()
 
     def close(self) -> None:
@@ -77,19 +91,12 @@ class KeyStore:
         limits: Limits | None = None,
         expires: float | None = None,
     ) -> tuple[str, StoredKey]:
-        """Make a key.
+        """Make a key: return it, which cannot be read again, and what is stored of it.
 
         Args:
-            tenant: Whose documents it sees.
-            name: For people.
             adapter: The LoRA adapter that answers its requests; "": any that they name.
-            view: What it may read.
-            scopes: What it may do.
             limits: Its quotas; None: no limits.
             expires: Unix seconds; None: never.
-
-        Returns:
-            The key, which cannot be read again, and what is stored of it.
 
         Raises:
             InvalidRequest: A scope is unknown, tenant, name or adapter is too long, or no group can
@@ -108,7 +115,7 @@ class KeyStore:
                 )
         if wrong := sorted(group for group in view.groups or () if not is_group(group)):
             raise InvalidRequest(f"{wrong[0]!r} cannot be a group: {GROUP_RULE}", field="groups")
-        key, key_id, digest = key_text.new_key()
+        key, key_id, digest = new_key()
         row = {
             "key_id": key_id,
             "secret_sha256": digest,
@@ -126,28 +133,24 @@ class KeyStore:
         return key, self._get(key_id)
 
     def find(self, key: str) -> StoredKey | None:
-        """Return the valid key with this text, None if there is none."""
-        parsed = key_text.parse(key)
-        if parsed is None:
+        """Return the valid key with this text, None if there is none.
+
+        Raises:
+            DatabaseUnavailable: It is not known any more which keys are valid.
+        """
+        if (parsed := _KEY.fullmatch(key)) is None:
             return None
-        key_id, secret = parsed
-        with self._database.read() as read:
-            row = _BY_ID.row(read, key_id=key_id)
+        row = self._row(parsed[1])
         # Compare for an unknown id too, so that it takes as long as a wrong secret.
         expected = row[_SECRET] if row is not None else bytes(32)
-        if not key_text.equal(key_text.digest(secret), expected) or row is None:
+        if not hmac.compare_digest(_digest(parsed[2]), expected) or row is None:
             return None
         found = _stored(row)
         return found if found.valid(time.time()) else None
 
     def all(self) -> list[StoredKey]:
         """Return all keys, oldest first, including revoked and expired ones."""
-        return [key for key, _ in self.with_digests()]
-
-    def with_digests(self) -> list[tuple[StoredKey, bytes]]:
-        """Return all keys, each with the SHA-256 of its secret."""
-        with self._database.read() as read:
-            return [(_stored(row), row[_SECRET]) for row in _ALL.rows(read)]
+        return list(map(_stored, self._rows()))
 
     def any(self) -> bool:
         """Return whether a key was ever made; revoking the last one must not open the service."""
@@ -162,11 +165,53 @@ class KeyStore:
         return self._get(key_id)
 
     def _get(self, key_id: str) -> StoredKey:
-        with self._database.read() as read:
-            row = _BY_ID.row(read, key_id=key_id)
-        if row is None:
+        if (row := KeyStore._row(self, key_id)) is None:
             raise NotFound(f"there is no key {key_id!r}; `kvstitch keys list` shows them")
         return _stored(row)
+
+    def _row(self, key_id: str) -> _Row | None:
+        with self._database.read() as read:
+            return _BY_ID.row(read, key_id=key_id)
+
+    def _rows(self) -> list[_Row]:
+        with self._database.read() as read:
+            return _ALL.rows(read)
+
+
+class KeyCache(KeyStore):
+    """The keys of a shared database; looks them up in a copy that `follow` renews."""
+
+    def __init__(self, where: ServiceDatabase) -> None:
+        super().__init__(where)
+        self._copy: dict[str, _Row] = {}
+        self._read_at = float("-inf")
+
+    def start(self) -> None:
+        super().start()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read all keys. Blocks."""
+        started = time.monotonic()
+        self._copy = {row[0]: row for row in self._rows()}
+        self._read_at = started
+
+    async def follow(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            with contextlib.suppress(DatabaseUnavailable):
+                await asyncio.to_thread(self.refresh)
+
+    def any(self) -> bool:
+        return bool(self._known())
+
+    def _row(self, key_id: str) -> _Row | None:
+        return self._known().get(key_id)
+
+    def _known(self) -> dict[str, _Row]:
+        if time.monotonic() - self._read_at > MAX_AGE_S:
+            raise DatabaseUnavailable("the database of API keys does not answer", retry_after_s=2.0)
+        return self._copy
 
 
 # Every request asks for its key, so that these do not go through SQLAlchemy's execution.

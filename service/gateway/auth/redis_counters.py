@@ -4,7 +4,7 @@
     answer tokens ── added up here ── with the next request of their tenant, or after SEND_S
 
 Redis' clock is the only one, so gateways' clocks need not agree. A bucket is one value, the moment
-at which it will be full (see `rate_counters`), which expires at that moment. All buckets of a
+at which it will be full (see quotas.py), which expires at that moment. All buckets of a
 tenant are in one slot of a cluster. Names are HMACs: whoever reads Redis learns no tenant or key.
 
 Redis away: this gateway counts by itself, with what it has let through during the last minute, and
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.errors import InvalidSetting
-from service.gateway.auth.rate_counters import Rate, RateCounters, UsedUp
+from service.gateway.auth.quotas import Rate, RateCounters, UsedUp
 from service.gateway.prometheus import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -64,16 +64,8 @@ return {worst, math.ceil(longest)}
 
 
 class RedisCounters(RateCounters):
-    """Counts in Redis for all gateways, and in this process as well for when Redis is away.
-
-    redis is imported and connected by `start`.
-
-    Args:
-        url: `redis://`, `rediss://` or `unix://`, or `redis+cluster://host:port,host:port`.
-        secret: Returns the key of the names, in hex; called by `start`, in a thread. Gateways that
-            count together must have the same one.
-        metrics: Count which requests were counted where.
-    """
+    """Counts in Redis for all gateways, and in this process as well for when Redis is away. `start`
+    connects, and asks for the secret that keys the names, in hex, which all gateways share."""
 
     def __init__(self, url: str, secret: Callable[[], str], metrics: GatewayMetrics) -> None:
         super().__init__()

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.auth import key_text
-from service.gateway.auth.keys import KeyStore
+from service.gateway.auth.keys import KeyStore, new_key
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
@@ -141,7 +140,7 @@ CREATE TABLE events (
     created DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION NOT NULL
 );
 """
-KEY, KEY_ID, DIGEST = key_text.new_key()
+KEY, KEY_ID, DIGEST = new_key()
 # Alike in both databases. SHA-256 in hexadecimal: each writes it in its own way.
 ROWS = """
 INSERT INTO jobs (job_id, number, tenant, state, idempotency_key, created, updated)

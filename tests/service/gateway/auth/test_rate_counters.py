@@ -15,7 +15,7 @@ import redis
 
 from service.errors import InvalidSetting
 from service.gateway.auth import redis_counters
-from service.gateway.auth.rate_counters import MAX_BUCKETS, Rate, RateCounters
+from service.gateway.auth.quotas import MAX_BUCKETS, Limits, Rate, RateCounters
 from service.gateway.auth.redis_counters import RedisCounters
 from service.gateway.prometheus import GatewayMetrics
 from service.settings import load
@@ -297,7 +297,6 @@ def test_two_gateways_let_through_what_one_would(
     folder: Path, server: RedisServer, postgresql_url: str, tmp_path: Path
 ) -> None:
     """Over HTTP: requests of one key at two gateways in turns, and tokens that one has spent."""
-    from service.gateway.auth.quotas import Limits
     from service.gateway.databases import key_store
 
     common: dict[str, Any] = {"database": postgresql_url, "counters_url": server.url}
