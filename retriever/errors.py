@@ -15,10 +15,12 @@ RetrieverError
 │   ├── IndexMissing
 │   └── IndexCorrupt
 ├── EmbedderMismatch
-└── CatalogError
-    ├── CatalogNotStarted
-    ├── CatalogUnreachable
-    └── CatalogUnsupported
+└── DatabaseError        the same for SQLite and PostgreSQL
+    ├── Unreachable
+    ├── AlreadyThere
+    ├── ValueRefused     (an InvalidDocument, too)
+    ├── WrongSchema
+    └── NotOpen
 """
 
 
@@ -82,17 +84,25 @@ class EmbedderMismatch(RetrieverError):
     """Saved vectors were made by another embedder than the given one."""
 
 
-class CatalogError(RetrieverError):
+class DatabaseError(RetrieverError):
     """The database failed: disk full, locked, not a database."""
 
 
-class CatalogNotStarted(CatalogError):
+class Unreachable(DatabaseError):
+    """PostgreSQL does not answer, or the connection broke: it may be tried again."""
+
+
+class AlreadyThere(DatabaseError):
+    """A row breaks a rule of uniqueness."""
+
+
+class ValueRefused(DatabaseError, InvalidDocument):
+    """A value that PostgreSQL cannot store, e.g. a NUL character in a text."""
+
+
+class WrongSchema(DatabaseError):
+    """The tables are not those that this release reads."""
+
+
+class NotOpen(DatabaseError):
     """Used before start() or after close()."""
-
-
-class CatalogUnreachable(CatalogError):
-    """PostgreSQL does not answer; it may later."""
-
-
-class CatalogUnsupported(CatalogError):
-    """The schema is of another version than this code reads."""

@@ -18,11 +18,11 @@ from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import (
-    CatalogUnreachable,
     EmbedderError,
     InvalidDocument,
     RetrieverError,
     SplitStopped,
+    Unreachable,
 )
 from retriever.scope import Scope
 from retriever.splitting.chunking import ChunkSettings, ChunkSpan
@@ -121,7 +121,7 @@ class DocumentEmbedder:
             if look_up and self._catalog.revision(doc_id, scope=scope) == item.revision:
                 return False
             item.spans = self._chunking.split(document.text, document.title, stopped)
-        except (CatalogUnreachable, SplitStopped):
+        except (Unreachable, SplitStopped):
             raise  # that is no fault of the document
         except RetrieverError as error:
             item.error = error

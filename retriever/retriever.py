@@ -25,7 +25,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import IngestResult
 from retriever.documents import DocFilter, Document, Passage, SearchMode
 from retriever.embedders.base import Embedder, Vectors, space_of
-from retriever.errors import CatalogUnreachable, EmbedderMismatch, RetrieverError
+from retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
 from retriever.index.scope_index import BuildStopped, Stopped
 from retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
 from retriever.index.vector_search import VectorSearch
@@ -250,7 +250,7 @@ class Retriever:
                 )
                 self._mirror.apply(done, item.vectors, scope)
             return done
-        except CatalogUnreachable:
+        except Unreachable:
             raise  # that is no fault of the document
         except RetrieverError as error:
             return IngestResult(doc_id, "failed", error=error)

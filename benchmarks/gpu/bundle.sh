@@ -18,7 +18,7 @@ has = {"torch", "transformers", "numpy", "safetensors", "tokenizers", "lxml", "j
 has |= {"docutils", "openpyxl", "pypdfium2", "python-docx", "python-pptx", "jsonschema-rs"}
 names = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
 print(*sorted({name.split(">")[0].split("=")[0].split("[")[0] for name in names} - has), sep="\n")')
-  packages+=(starlette anyio idna h11 click sniffio certifi mako alembic greenlet opentelemetry-api)
+  packages+=(starlette anyio idna h11 click sniffio certifi greenlet opentelemetry-api)
 fi
 wheels=build/gpu-wheels site=build/gpu-packages
 rm -rf "$wheels" "$site"

@@ -37,7 +37,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import CatalogError, DocumentHidden, InvalidQuery, InvalidVectors
+from retriever.errors import DatabaseError, DocumentHidden, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText, Searched
 from retriever.readers import EVERYTHING, View
@@ -343,12 +343,12 @@ class Catalog:
                 break
 
     def purge(self) -> None:
-        """Make sure that the files hold nothing of removed documents; raises CatalogError if reads
+        """Make sure that the files hold nothing of removed documents; raises DatabaseError if reads
         under way did not end in time."""
         with self.database.write() as write:
             self._words.purge(write)
         if not self.database.scrub():
-            raise CatalogError("the log of changes is being read, and was not emptied; try again")
+            raise DatabaseError("the log of changes is being read, and was not emptied; try again")
 
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, or_, select
 
 from retriever.catalog import queries, tables
 from retriever.catalog.catalog import Catalog
-from retriever.errors import CatalogError
+from retriever.errors import DatabaseError
 from retriever.index import postings
 from retriever.sql.copying import copy_table, go_on_after
 
@@ -31,7 +31,7 @@ def copy_catalog(file: Path, target: Connection) -> dict[str, int]:
         How many documents and chunks were copied.
 
     Raises:
-        CatalogError: The file cannot be used, or holds what PostgreSQL cannot store.
+        DatabaseError: The file cannot be used, or holds what PostgreSQL cannot store.
     """
     catalog = Catalog(file)
     catalog.start()
@@ -68,7 +68,7 @@ def _refuse_nul(source: Connection) -> None:
     holds_nul = or_(*(func.instr(column, func.char(0)) > 0 for column in columns))
     found = source.scalars(select(tables.documents.c.doc_id).where(holds_nul).limit(3)).all()
     if found:
-        raise CatalogError(
+        raise DatabaseError(
             f"PostgreSQL stores no NUL characters, and these documents hold some: "
             f"{', '.join(map(repr, found))}; ingest them without, or delete them"
         )

@@ -18,21 +18,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from retriever.errors import (
-    CatalogError,
-    CatalogNotStarted,
-    CatalogUnreachable,
-    CatalogUnsupported,
-    InvalidDocument,
-)
+from retriever.catalog.revisions import from_0_1_0, from_0_2_0
 from retriever.sql.database import Database
-from retriever.sql.errors import (
-    DatabaseError,
-    NotOpen,
-    Unreachable,
-    ValueRefused,
-    WrongSchema,
-)
 from retriever.sql.expressions import Jsonb, Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
@@ -204,27 +191,12 @@ _OLDEST = {
     ),
     "vectors": frozenset({"chunk_id", "space_id", "vector"}),
 }  # fmt: skip
-SCHEMA = Schema(
-    "catalog", metadata, "catalog_4", Path(__file__).with_name("revisions"), oldest=_OLDEST
-)
+_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0}
+SCHEMA = Schema("catalog", metadata, "catalog_0", _UPGRADES, _OLDEST)
 
 
 def catalog_database(where: Path | str, *, connections: int = 16) -> Database:
-    """The database of a catalog, not opened; its errors are the retriever's."""
-    return Database(where, [SCHEMA], namespace=NAMESPACE, connections=connections,
-                    write_lock=WRITING, error=_catalog_error)  # fmt: skip
-
-
-def _catalog_error(error: DatabaseError) -> Exception:
-    match error:
-        case ValueRefused():
-            return InvalidDocument(
-                f"PostgreSQL cannot store it ({error}): leave NUL characters out"
-            )
-        case Unreachable():
-            return CatalogUnreachable(str(error))
-        case NotOpen():
-            return CatalogNotStarted("call start() before the catalog is used")
-        case WrongSchema():
-            return CatalogUnsupported(str(error))
-    return CatalogError(f"the catalog failed: {error}")
+    """The database of a catalog, not opened."""
+    return Database(
+        where, [SCHEMA], namespace=NAMESPACE, connections=connections, write_lock=WRITING
+    )

@@ -33,7 +33,7 @@ from retriever.analysis.analyser import (
     Term,
     analyse_text,
 )
-from retriever.errors import CatalogUnsupported
+from retriever.errors import WrongSchema
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
@@ -50,14 +50,12 @@ MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
 
 
 def require() -> None:
-    """Raise CatalogUnsupported unless this Python's SQLite has FTS5."""
+    """Raise WrongSchema unless this Python's SQLite has FTS5."""
     with contextlib.closing(sqlite3.connect(":memory:")) as memory:
         try:
             memory.execute("CREATE VIRTUAL TABLE probe USING fts5(body)")
         except sqlite3.OperationalError as error:
-            raise CatalogUnsupported(
-                f"this Python's SQLite has no full-text search: {error}"
-            ) from error
+            raise WrongSchema(f"this Python's SQLite has no full-text search: {error}") from error
 
 
 def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:

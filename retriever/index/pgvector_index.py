@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import CatalogError, EmbedderMismatch, IndexMissing
+from retriever.errors import DatabaseError, EmbedderMismatch, IndexMissing
 from retriever.index.index_files import Manifest
 from retriever.index.vector_search import VectorSearch, check_shape
 from retriever.scope import DEFAULT_SCOPE, Scope
@@ -76,7 +76,7 @@ class PgvectorIndex(VectorSearch):
         """Make the graph, if there is none; those who add rows wait meanwhile, searches do not."""
         try:
             self._make_graph(())
-        except CatalogError:
+        except DatabaseError:
             # Processes that make it together need shared memory, of which a container may have too
             # little; one alone does not.
             self._make_graph(("max_parallel_maintenance_workers = 0",))

@@ -11,15 +11,16 @@ import contextlib
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoneIsFree
 
-from retriever.sql.errors import DatabaseError, NotOpen, classified
+from retriever.errors import AlreadyThere, DatabaseError, NotOpen, Unreachable, ValueRefused
 from retriever.sql.revisions import Schema, prepare
 
 CONNECT_S = 5  # to connect, or to wait for a connection
@@ -51,7 +52,6 @@ class Database:
         shared: Whether it is PostgreSQL, which other processes change, too.
         write_lock: Number of an advisory lock of PostgreSQL that every write holds, so that writes
             come one at a time, as they do in SQLite; None: they do not.
-        error: Turns a DatabaseError into what is raised in its place.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Database:
         namespace: str = "",
         connections: int = 16,
         write_lock: int | None = None,
-        error: Callable[[DatabaseError], Exception] = lambda error: error,
     ) -> None:
         self.shared = isinstance(where, str)
         self._where = where
@@ -70,7 +69,6 @@ class Database:
         self._namespace = namespace
         self._connections = connections
         self._write_lock = write_lock
-        self._error = error
         self._engine: sa.Engine | None = None
         self._idle: list[sa.Connection] = []
         self._starting = threading.Lock()
@@ -260,6 +258,10 @@ class Database:
             if self._engine is not engine:  # it was closed meanwhile, or is about to be opened
                 _close_idle(engine, idle)
 
+    def _raised(self, error: DatabaseError) -> Exception:
+        """Return what is raised in place of an error."""
+        return error
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -267,10 +269,10 @@ class Database:
         except Exception as error:
             if not isinstance(error, (DatabaseError, SQLAlchemyError, *_driver_errors())):
                 raise
-            found = classified(error)
+            found = error if isinstance(error, DatabaseError) else _classified(error)
             if found is not error:  # the cause tells `error` e.g. that a disk is full
                 found.__cause__ = getattr(error, "orig", None) or error
-            raised = self._error(found)
+            raised = self._raised(found)
             if raised is error:
                 raise
             raise raised from found.__cause__
@@ -288,3 +290,24 @@ def _driver_errors() -> tuple[type[Exception], ...]:
     """Return the base errors of the drivers that are loaded."""
     psycopg = sys.modules.get("psycopg")
     return (sqlite3.Error,) if psycopg is None else (sqlite3.Error, psycopg.Error)
+
+
+def _classified(error: Exception) -> DatabaseError:
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, sqlite3.Error):
+        unique = getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_UNIQUE
+        return AlreadyThere(str(cause)) if unique else DatabaseError(str(cause))
+    if isinstance(cause, NoneIsFree):  # of the pool
+        return Unreachable(f"PostgreSQL cannot be reached: {cause}")
+    if isinstance(cause, SQLAlchemyError):
+        return DatabaseError(str(cause))
+    import psycopg
+
+    match cause:
+        case psycopg.errors.UniqueViolation():
+            return AlreadyThere(str(cause))
+        case psycopg.DataError():
+            return ValueRefused(f"PostgreSQL cannot store it ({cause}): leave NUL characters out")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return Unreachable(f"PostgreSQL cannot be reached: {cause}")
+    return DatabaseError(f"PostgreSQL failed: {cause}")

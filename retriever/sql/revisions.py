@@ -1,26 +1,28 @@
-"""Creates the tables of a store, and brings older ones up to date with Alembic.
+"""Creates the tables of a store, and brings older ones up to date.
 
 A database says in `alembic_version` which revision of each store it holds. A new one gets all
-tables as they are now; an older one runs the scripts that follow its revision. Alembic is imported
-for that alone: it takes half a second to load.
+tables as they are now; an older one goes through the upgrades that follow its revision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
-from retriever.sql.errors import WrongSchema
+from retriever.errors import WrongSchema
 
 POSTGRESQL_ONLY = {"only": "postgresql"}
 """`info` of tables and columns that SQLite's file has not."""
 SQLITE_ONLY = {"only": "sqlite"}
+
+_version = sa.Table(
+    "alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)
 
 
 @dataclass(frozen=True)
@@ -28,80 +30,75 @@ class Schema:
     """The tables of one store.
 
     Attributes:
-        name: Of the store; the ids of its revisions begin with it.
+        name: Of the store; the names of its revisions begin with it.
         metadata: The tables as they are now.
-        head: The id of the newest revision.
-        scripts: Folder of Alembic's revision scripts.
+        first: The oldest revision.
+        upgrades: What makes each later revision of the one before it, the newest last.
         oldest: The columns of the tables that release 0.1.0 made, before there were revisions: a
-            database with these is of revision 0. None: that release had no such store.
+            database with these is of the first one. None: that release had no such store.
     """
 
     name: str
     metadata: sa.MetaData
-    head: str
-    scripts: Path
+    first: str
+    upgrades: Mapping[str, Callable[[sa.Connection], None]] = field(default_factory=dict)
     oldest: Mapping[str, frozenset[str]] | None = None
 
-    def tables(self, dialect: str) -> list[sa.Table]:
-        """Return the tables that a database of this dialect has, referred ones first."""
-        return [table for table in self.metadata.sorted_tables if _has(table, dialect)]
+    @property
+    def head(self) -> str:
+        """The newest revision."""
+        return [self.first, *self.upgrades][-1]
 
 
 def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
     """Create the store's tables, or bring them to the newest revision."""
     dialect = connection.dialect.name
-    version = sa.Table("alembic_version", sa.MetaData(),
-                       sa.Column("version_num", sa.String(32), primary_key=True))  # fmt: skip
     namespace = None if dialect == "sqlite" else database
     inspector = sa.inspect(connection)
     there = set(inspector.get_table_names(namespace))
     if "alembic_version" not in there:
-        version.create(connection, checkfirst=False)
-    revisions = set(connection.scalars(sa.select(version.c.version_num)))
+        _version.create(connection, checkfirst=False)
+    revisions = set(connection.scalars(sa.select(_version.c.version_num)))
     if schema.head in revisions:
         return
-    own = {each for each in revisions if each.startswith(f"{schema.name}_")}
-    if own:
-        _upgrade(connection, schema, own.pop(), database)
+    if own := [each for each in revisions if each.startswith(f"{schema.name}_")]:
+        _upgrade(connection, schema, own[0], database)
         return
-    tables = schema.tables(dialect)
-    if present := [table for table in tables if table.name in there]:
-        columns = inspector.get_multi_columns(namespace, filter_names=[t.name for t in present])
+    tables = [table for table in schema.metadata.sorted_tables if _has(table, dialect)]
+    if present := [table.name for table in tables if table.name in there]:
+        columns = inspector.get_multi_columns(namespace, filter_names=present)
         found = {name: {c["name"] for c in each} for (_, name), each in columns.items()}
         if found != {name: set(each) for name, each in (schema.oldest or {}).items()}:
             raise WrongSchema(
                 f"{database} holds tables that no release of kvstitch has made: start with a new "
                 "data folder or database, and ingest the documents again"
             )
-        before = f"{schema.name}_0"
-        connection.execute(version.insert(), {"version_num": before})
-        _upgrade(connection, schema, before, database)
+        connection.execute(_version.insert(), {"version_num": schema.first})
+        _upgrade(connection, schema, schema.first, database)
         return
     schema.metadata.create_all(connection, tables, checkfirst=False)
-    connection.execute(version.insert(), {"version_num": schema.head})
+    connection.execute(_version.insert(), {"version_num": schema.head})
 
 
 def _upgrade(connection: sa.Connection, schema: Schema, revision: str, database: str) -> None:
-    from alembic.config import Config
-    from alembic.runtime.environment import EnvironmentContext
-    from alembic.script import ScriptDirectory
-    from alembic.script.revision import RevisionError
-    from alembic.util import CommandError
-
-    scripts = ScriptDirectory(str(schema.scripts), version_locations=[str(schema.scripts)])
-    try:
-        scripts.get_revisions(revision)
-    except (RevisionError, CommandError) as error:
+    known = [schema.first, *schema.upgrades]
+    if revision not in known:
         raise WrongSchema(
             f"{database} has schema revision {revision}, which no release up to this one has made "
             f"({schema.head}): use the release that wrote it, or start with another --data-dir or "
             "database and ingest the documents again"
-        ) from error
-    environment = EnvironmentContext(
-        Config(), scripts, fn=lambda *_: scripts._upgrade_revs(schema.head, revision)
-    )
-    environment.configure(connection=connection)
-    environment.run_migrations()
+        )
+    for later in known[known.index(revision) + 1 :]:
+        schema.upgrades[later](connection)
+    of_store = _version.update().where(_version.c.version_num == revision)
+    connection.execute(of_store.values(version_num=schema.head))
+
+
+def add_column(connection: sa.Connection, table: str, name: str, kind: Any, default: str) -> None:
+    """Add a column that is never NULL, with a value for the rows that there are."""
+    column = sa.Column(name, kind, nullable=False, server_default=default)
+    made = CreateColumn(column).compile(dialect=connection.dialect)
+    connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {made}")
 
 
 def _has(element: sa.Table | sa.Column[object], dialect: str) -> bool:

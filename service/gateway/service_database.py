@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from retriever.errors import AlreadyThere as AlreadyThere
+from retriever.errors import DatabaseError, Unreachable, ValueRefused, WrongSchema
 from retriever.sql.database import Database
-from retriever.sql.errors import (
-    AlreadyThere,
-    DatabaseError,
-    Unreachable,
-    ValueRefused,
-    WrongSchema,
-)
 from retriever.sql.revisions import Schema
 from service.errors import (
     DatabaseUnavailable,
@@ -58,9 +53,7 @@ class ServiceDatabase(Database):
         connections: int = 16,
         disk: DiskGuard | None = None,
     ) -> None:
-        super().__init__(
-            where, schemas, namespace=namespace, connections=connections, error=self._service_error
-        )
+        super().__init__(where, schemas, namespace=namespace, connections=connections)
         self.gateway_id = gateway_id
         self._file = None if isinstance(where, str) else where
         self._disk = disk or (None if self._file is None else DiskGuard(self._file.parent))
@@ -89,7 +82,7 @@ class ServiceDatabase(Database):
                 "away, which forgets what it holds (docs/operations.md)"
             ) from error
 
-    def _service_error(self, error: DatabaseError) -> Exception:
+    def _raised(self, error: DatabaseError) -> Exception:
         if self._disk is not None and (full := self._disk.recognise(error)) is not None:
             return full
         match error:
@@ -98,9 +91,7 @@ class ServiceDatabase(Database):
             case Unreachable():
                 return DatabaseUnavailable(str(error), retry_after_s=RETRY_S)
             case ValueRefused():
-                return InvalidRequest(
-                    f"PostgreSQL cannot store it ({error}): leave NUL characters out"
-                )
+                return InvalidRequest(str(error))
             case WrongSchema():
                 return InvalidSetting(str(error))
         return InternalError(str(error))

@@ -20,12 +20,17 @@ key and of who sent a job; `readers` of jobs and receipts are those of their doc
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
+from service.gateway.revisions import (
+    jobs_from_0_1_0,
+    jobs_from_0_2_0,
+    keys_from_0_1_0,
+    keys_from_0_2_0,
+)
 
 NAMESPACE = "kvstitch_service"
 
@@ -163,8 +168,6 @@ tenant_keys = sa.Table(
     *required(sa.LargeBinary, "wrapped"),
 )  # fmt: skip
 
-# In one folder, because PostgreSQL has both.
-_REVISIONS = Path(__file__).with_name("revisions")
 _OLDEST = {
     "jobs": frozenset(
         {"job_id", "number", "tenant", "state", "cancelled", "idempotency_key", "digest", "created",
@@ -190,9 +193,11 @@ _OLDEST_KEYS = {
          "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
     )
 }  # fmt: skip
-JOBS = Schema("jobs", metadata, "jobs_5", _REVISIONS, oldest=_OLDEST)
-KEYS = Schema("keys", _keys, "keys_3", _REVISIONS, oldest=_OLDEST_KEYS)
-ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)
+_JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0}
+_KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0}
+JOBS = Schema("jobs", metadata, "jobs_0", _JOBS, _OLDEST)
+KEYS = Schema("keys", _keys, "keys_0", _KEYS, _OLDEST_KEYS)
+ENCRYPTION = Schema("encryption", _encryption, "encryption_1")
 
 
 @sa.event.listens_for(metadata, "after_create")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
-from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
+from retriever.errors import EmbedderMismatch, InvalidQuery, NotOpen
 from retriever.filters import parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.splitting.boundaries import TokenCounter
@@ -176,7 +176,7 @@ def test_many_threads_ingest_and_delete(open_retriever: OpenRetriever) -> None:
 def test_use_before_start(tmp_path: Path, counters: dict[str, TokenCounter]) -> None:
     settings = ChunkSettings(counters["words"])
     retriever = Retriever.in_folder(tmp_path, HashingEmbedder(), settings)
-    with pytest.raises(CatalogNotStarted):
+    with pytest.raises(NotOpen):
         retriever.search("fox", 1)
     assert [result.status for result in retriever.ingest(ANIMALS[:1])] == ["failed"]
 

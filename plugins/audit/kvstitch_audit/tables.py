@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import sqlalchemy as sa
 
 from retriever.sql.expressions import Number, required
@@ -22,4 +20,4 @@ audit_heads = sa.Table(
     *required(Number, "number"),
     *required(sa.Text, "hash"),
 )  # fmt: skip
-AUDIT = Schema("audit", _metadata, "audit_1", Path(__file__).with_name("revisions"))
+AUDIT = Schema("audit", _metadata, "audit_1")

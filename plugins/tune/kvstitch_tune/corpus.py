@@ -25,7 +25,7 @@ from retriever import Chunk, Document, PrefixKind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import CatalogError
+from retriever.errors import DatabaseError
 from retriever.splitting.chunking import ChunkSpan
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
@@ -210,7 +210,7 @@ def copy_collection(url: str, scope: Scope, file: Path) -> None:
         target.start()
         for space in source.spaces():
             _copy(source, target, scope, space)
-    except CatalogError as error:
+    except DatabaseError as error:
         raise InvalidSetting(f"database (KVSTITCH_DATABASE): {error}") from error
     finally:
         target.close()

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeVar
 
 from kvstitch.records.documents import Job, JobFault, JobList, JobStep, WarnedDocument
-from retriever.sql.errors import AlreadyThere
 from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
@@ -30,6 +29,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
+from service.gateway.service_database import AlreadyThere
 
 T = TypeVar("T", JobFault, WarnedDocument, JobStep)
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from retriever import Filter, Scope, SearchMode, parse_filter
 from retriever.errors import (
-    CatalogUnreachable,
     EmbedderError,
     InvalidDocument,
     InvalidQuery,
     RetrieverError,
+    Unreachable,
 )
 from retriever.filters import MATCH_ALL
 from retriever.readers import joined_readers
@@ -65,7 +65,7 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
     """Return the service's error for one of the retriever."""
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
-    if isinstance(error, CatalogUnreachable):
+    if isinstance(error, Unreachable):
         return DatabaseUnavailable(str(error), retry_after_s=2.0)
     failed = "embedder" if isinstance(error, EmbedderError) else "document index"
     return InternalError(f"the {failed} failed: {error}")

@@ -10,7 +10,7 @@ import pytest
 
 from retriever.catalog.catalog import Catalog
 from retriever.documents import Document
-from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
+from retriever.errors import DatabaseError, NotOpen, WrongSchema
 from tests.retriever.catalog.test_catalog import put, stored_vectors
 
 
@@ -41,10 +41,10 @@ def test_reads_go_on_while_a_write_is_open(catalog: Catalog, tmp_path: Path) -> 
 
 
 def test_use_before_start_and_after_close(catalog: Catalog, tmp_path: Path) -> None:
-    with pytest.raises(CatalogNotStarted):
+    with pytest.raises(NotOpen):
         Catalog(tmp_path / "new.db").counts()
     catalog.close()
-    with pytest.raises(CatalogNotStarted):
+    with pytest.raises(NotOpen):
         put(catalog, Document("a", "one"))
 
 
@@ -56,7 +56,7 @@ def test_revisions_of_no_release_and_later_ones_are_refused(
     with sqlite3.connect(tmp_path / "catalog.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     connection.close()
-    with pytest.raises(CatalogUnsupported, match=f"{revision}.*ingest the documents again"):
+    with pytest.raises(WrongSchema, match=f"{revision}.*ingest the documents again"):
         catalog.start()
 
 
@@ -67,7 +67,7 @@ def test_tables_of_no_release_are_refused_and_left_as_they_are(
     with sqlite3.connect(tmp_path / "catalog.db") as connection:
         connection.execute("DROP TABLE alembic_version")
         before = list(connection.iterdump())
-    with pytest.raises(CatalogUnsupported, match="start with a new data folder"):
+    with pytest.raises(WrongSchema, match="start with a new data folder"):
         catalog.start()
     assert list(connection.iterdump()) == before
     connection.close()
@@ -88,5 +88,5 @@ def test_new_tables_hold_together(catalog: Catalog, tmp_path: Path) -> None:
 
 def test_file_that_is_no_database_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "catalog.db").write_bytes(b"not a database" * 1000)
-    with pytest.raises(CatalogError):
+    with pytest.raises(DatabaseError):
         Catalog(tmp_path / "catalog.db").start()

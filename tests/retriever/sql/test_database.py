@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from retriever.errors import DatabaseError
 from retriever.sql.database import Database
-from retriever.sql.errors import DatabaseError
 from retriever.sql.revisions import Schema
 from tests.postgresql_server import PostgresqlServer
 
@@ -75,7 +75,7 @@ def test_a_session_that_cannot_be_set_up_is_closed(
         return made[-1]
 
     monkeypatch.setattr(psycopg, "connect", remembered)
-    refused = Database(database, [Schema("t", sa.MetaData(), "t_1", tmp_path)], namespace="a b c")
+    refused = Database(database, [Schema("t", sa.MetaData(), "t_1")], namespace="a b c")
     with pytest.raises(DatabaseError):
         refused.start()
     assert [connection.closed for connection in made] == [True]

@@ -21,20 +21,20 @@ def test_no_database_where_none_is_used() -> None:
     """Every command imports all of the command line; many programs need the retriever's types."""
     code = (
         "import sys, retriever, service.cli, service.gateway.documents.parsing.parser_process; "
-        "print(sorted({'sqlalchemy', 'alembic', 'fastapi'} & set(sys.modules)))"
+        "print(sorted({'sqlalchemy', 'fastapi'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert run.stdout.strip() == "[]", run.stderr
 
 
 def test_no_client_of_postgresql_without_its_address(folder: Path, tmp_path: Path) -> None:
-    """And no Alembic: neither when a gateway is built nor when it opens its databases."""
+    """Neither when a gateway is built nor when it opens its databases."""
     code = (
         "import sys; from pathlib import Path; from service.settings import load; "
         "from service.gateway.composition import Gateway; from tests.fakes.models import *; "
         "gateway = Gateway(load(data_dir=Path(sys.argv[1]), model=sys.argv[2]), "
         "Path(sys.argv[2]), embedder=HashingEmbedder()); gateway.claim(); "
-        "print([m for m in sys.modules if m.startswith(('psycopg', 'alembic'))])"
+        "print([m for m in sys.modules if m.startswith('psycopg')])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "data"), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -16,14 +16,13 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from kvstitch_ray.bulk.records import Counts, Progress, Range, Run
 from retriever.sql.expressions import Name, among, required, upsert
-from retriever.sql.revisions import Schema
+from retriever.sql.revisions import Schema, add_column
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
@@ -74,7 +73,15 @@ ranges = sa.Table(
           postgresql_where=sa.text("state IN ('open', 'claimed')")),
     sa.Index("ranges_of_file", "run_id", "path"),
 )  # fmt: skip
-SCHEMA = Schema("bulk", metadata, "bulk_2", Path(__file__).with_name("revisions"))
+
+
+def _add_warnings(connection: sa.Connection) -> None:
+    """Of ranges that were done before, nothing is said."""
+    add_column(connection, "ranges", "warned", sa.Integer, "0")
+    add_column(connection, "ranges", "warnings", sa.Text, "[]")
+
+
+SCHEMA = Schema("bulk", metadata, "bulk_1", {"bulk_2": _add_warnings})
 _members = tables.gateways.to_metadata(sa.MetaData(), schema=tables.NAMESPACE)
 _there = sa.exists().where(
     _members.c.gateway_id == ranges.c.owner, _members.c.seen >= NOW - LEASE_S

@@ -15,7 +15,7 @@ import pytest
 
 from kvstitch.records.documents import JobFault
 from retriever import Scope
-from retriever.sql.errors import AlreadyThere
+from retriever.errors import AlreadyThere
 from service.errors import InvalidRequest, NotFound, QuotaExceeded
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits

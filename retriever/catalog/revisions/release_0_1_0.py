@@ -1,8 +1,0 @@
-"""The tables of release 0.1.0, which had no revisions (retriever/sql/revisions.py)."""
-
-revision = "catalog_0"
-down_revision = None
-
-
-def upgrade() -> None:
-    """There is nothing before it."""
