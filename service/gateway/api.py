@@ -8,19 +8,19 @@ Anything that is not listed in `__all__` may change at any time.
 
 from __future__ import annotations
 
-from service.gateway.answers.attribution.attributor import attribute
-from service.gateway.answers.attribution.support import SupportScorer, sentences
+from service.gateway.answers.attributor import attribute
 from service.gateway.answers.question_rewriting import joined_query
+from service.gateway.answers.support import SupportScorer, sentences
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.chunk_prefixes import prefix_rule
-from service.gateway.prompts.format import (
+from service.gateway.prompts.model_folder import (
     INSTRUCTION,
+    ModelFolder,
     from_chat_template,
     load_format,
     without_bos,
 )
-from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.prompts.chat_template import ChatTemplate
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from tests.e2e.conftest import Documents
 from tests.e2e.models import tiny

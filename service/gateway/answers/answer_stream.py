@@ -9,21 +9,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from kvstitch.records.answers import Answer, Citation, RetrievalNote, TokenLogprob
+from kvstitch.records.answers import Answer, Citation, RetrievalNote, Timing, TokenLogprob
 from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.admission import CallContext, RequestSlot
 from service.gateway.answers import response
-from service.gateway.answers.answer_logprobs import AnswerLogprobs
-from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.attribution.attributor import attributed
+from service.gateway.answers.attributor import attributed
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.response import observe_answer
+from service.gateway.answers.validation import AnswerPlan
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.detokenizer import AnswerText
+from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
-from service.messages.reports import Report
 from service.shared import genai
 from service.shared.genai import Attributes
 from service.shared.tracing import Span
@@ -39,8 +37,8 @@ class Sources:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """The next piece of the answer's text. logprobs: of the tokens that begin in it or before it
-    and were not sent yet; None if the request asks for none."""
+    """The next piece of the answer's text. logprobs: of the tokens that were not told yet, up to
+    its end; None if the request asks for none."""
 
     text: str
     logprobs: list[TokenLogprob] | None = None
@@ -139,7 +137,16 @@ class AnswerStream:
                             result = self._result(event)
                             await self.forms.check(self.plan, result)
                             result = await attributed(result, self.plan, self._text.begun)
-                            result = await self._with_token_report(result, event.report)
+                            if (fates := event.report.token_fates) is not None:
+                                tokens = await asyncio.to_thread(
+                                    response.token_report,
+                                    fates,
+                                    event.report,
+                                    generate,
+                                    self.prompts.tokenizer.decode,
+                                )
+                                cache = replace(result.cache, tokens=tokens)
+                                result = replace(result, cache=cache)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
                             yield Finished(result)
@@ -181,7 +188,8 @@ class AnswerStream:
             "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
             "gen_ai.response.finish_reasons": [done.finish_reason],
         }
-        timing = response.timing(ttft_s, total_s, report.completion_tokens)
+        tpot_s = (total_s - ttft_s) / (made - 1) if made > 1 else None
+        timing = Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
         stages = {**self.plan.stages, **report.stages, "flush": self._flush_s}
         fusion, eviction = self.plan.generate.fusion, self.plan.generate.eviction
         observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
@@ -206,51 +214,32 @@ class AnswerStream:
             warnings=[*self.plan.warnings, *report.warnings],
         )
 
-    async def _with_token_report(self, result: Answer, report: Report) -> Answer:
-        """Add what became of every token, if the request asks for it."""
-        if report.token_fates is None:
-            return result
-        tokens = await asyncio.to_thread(
-            response.token_report,
-            report.token_fates,
-            report,
-            self.plan.generate,
-            self.prompts.tokenizer.decode,
-        )
-        return replace(result, cache=replace(result.cache, tokens=tokens))
-
     def _end(self, outcome: str, seconds: float | None) -> None:
         if self._ended:
             return
         self._ended = True
         self.slot.close(seconds)
-        fusion = self.plan.generate.fusion.name
-        self.metrics.requests.labels(fusion, outcome).inc()
+        self.metrics.requests.labels(self.plan.generate.fusion.name, outcome).inc()
         if adapter := self.plan.generate.lora:
             self.metrics.adapter_requests.labels(adapter, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
         failed = outcome not in ("ok", DEADLINE, DISCONNECT)
-        self.span.end(self.plan.stages, self._attributes(outcome), outcome if failed else "")
-
-    def _attributes(self, outcome: str) -> Attributes:
-        """Return what the span says; of an answer that was broken off, what there is of it."""
         generate, first = self.plan.generate, self._first_token_at
-        sampling = generate.sampling
-        found = genai.of(
+        attributes = genai.of(
             self.call.operation,
             self.prompts.model,
-            request__max_tokens=sampling.max_tokens,
-            request__temperature=sampling.temperature,
-            request__top_p=sampling.top_p,
+            request__max_tokens=generate.sampling.max_tokens,
+            request__temperature=generate.sampling.temperature,
+            request__top_p=generate.sampling.top_p,
             request__stream=self.plan.request.stream,
             response__id=self.id,
             response__model=generate.lora or self.prompts.model,
             response__time_to_first_chunk=None if first is None else first - self.call.arrived,
             usage__input_tokens=self.plan.prompt_tokens,
         )
-        own = {"kvstitch.fusion": generate.fusion.name, "kvstitch.outcome": outcome}
-        return {**found, **own, **self._told}
+        attributes |= {"kvstitch.fusion": generate.fusion.name, "kvstitch.outcome": outcome}
+        self.span.end(self.plan.stages, attributes | self._told, outcome if failed else "")
 
 
 def outcome_of(error: BaseException) -> str:

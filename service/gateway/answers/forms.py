@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from kvstitch.records.answers import Answer
 from service.errors import InvalidRequest, Overloaded, QuotaExceeded
-from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.validation import AnswerPlan
 from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
 from service.grammars.forms import Form, WrittenForm
 from service.grammars.limits import MAX_QUICK, MAX_SLOW, MAX_SLOW_WAITING

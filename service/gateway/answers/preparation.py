@@ -19,12 +19,11 @@ from dataclasses import replace
 from retriever import Chunk, ChunkSettings, Passage
 from retriever.readers import EVERYBODY
 from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.attribution.attributor import asking_for_marks
+from service.gateway.answers.attributor import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import AUTO
-from service.gateway.answers.question_rewriting import QuestionRewriter, joined_query
-from service.gateway.answers.sampling import sampling
+from service.gateway.answers.question_rewriting import joined_query, rewritten
+from service.gateway.answers.validation import AnswerPlan
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import (
     MAX_CHARS_PER_TOKEN,
@@ -32,11 +31,7 @@ from service.gateway.prompts.prompt_builder import (
     context_length,
 )
 from service.gateway.schemas.generate import InlineDocument
-from service.gateway.search.passage_search import (
-    FoundPassages,
-    PassageSearch,
-    citations,
-)
+from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import Generate, Prefetch
 from service.settings import Settings
@@ -109,7 +104,6 @@ class RequestPreparer:
         self._prefixes = prefixes
         self._settings = settings
         self._forms = forms
-        self._rewriter = QuestionRewriter(worker, prompts)
 
     def adopt(self, settings: Settings) -> None:
         """Look at other settings from now on."""
@@ -121,7 +115,6 @@ class RequestPreparer:
         """Complete a plan.
 
         Args:
-            plan: From validation.
             traceparent: The span that the worker's spans belong to; empty: none.
             prefetch: Whether the worker may bring chunks closer while a long question is encoded.
 
@@ -136,8 +129,7 @@ class RequestPreparer:
             plan.condense = "off"
         elif plan.condense == "join" or not await self._rewritten(plan):
             plan.search, plan.condense = replace(plan.search, joined=joined), "join"
-        loop = asyncio.get_running_loop()
-        hinting = loop if prefetch else None
+        hinting = asyncio.get_running_loop() if prefetch else None
         await self._passages.search(
             lambda: self._find(plan),
             lambda found: self._complete(plan, found, traceparent, hinting),
@@ -148,29 +140,31 @@ class RequestPreparer:
         """Have the model say what a question that follows others asks for, and search that."""
         assert plan.search is not None
         started = time.perf_counter()
-        made = await self._rewriter.rewrite(plan.turns, tenant=plan.scope.tenant)
-        plan.condense_s, plan.condense_tokens = time.perf_counter() - started, made.tokens
-        if made.text is None:
+        text, tokens = await rewritten(plan.turns, self._worker, self._prompts, plan.scope.tenant)
+        plan.condense_s, plan.condense_tokens = time.perf_counter() - started, tokens
+        if not text:
             plan.warnings.append(
                 "the model did not rewrite the question: it was joined with earlier ones"
             )
             return False
-        plan.search = replace(plan.search, text=made.text)
+        plan.search = replace(plan.search, text=text)
         return True
 
     # -- on a search thread ----------------------------------------------------------------------
 
     def _find(self, plan: AnswerPlan) -> FoundPassages:
         """Find passages, the best first, or take those that came with the request, in its order."""
-        request = plan.request
-        plan.question_ids = self._prompts.encode_if_long(
-            plan.turns,
-            request.tools,
-            begin_answer=request.guided is None,
-            max_context=plan.max_context,
-        )
+        request, prompts = plan.request, self._prompts
+        texts = [turn.text for turn in plan.turns]
+        texts += [] if request.tools is None else [request.tools.text]
+        # A token has a byte at least. Embedding a question that does not fit takes seconds in vain.
+        if sum(len(text.encode()) for text in texts) > plan.max_context // 2:
+            plan.question_ids = prompts.encode_question(
+                plan.turns, request.tools, begin_answer=request.guided is None
+            )
+            prompts.check_length([], plan.question_ids, max_context=plan.max_context)
         if request.inline_documents is not None:
-            chunking = self._prompts.chunking()
+            chunking = prompts.chunking()
             inline = inline_passages(request.inline_documents, chunking, plan.max_context)
             return FoundPassages(None, inline)
         if plan.search is not None:
@@ -213,7 +207,7 @@ class RequestPreparer:
             question = prompts.encode_question(
                 turns, request.tools, begin_answer=request.guided is None
             )
-        prompt_tokens = prompts.check_length(
+        plan.prompt_tokens = prompts.check_length(
             documents,
             question,
             max_context=plan.max_context,
@@ -226,14 +220,9 @@ class RequestPreparer:
             plan.stages["rerank"] = found.rerank_s
         if plan.condense_s:
             plan.stages["condense"] = plan.condense_s
-        sampled, lowered = sampling(
-            request,
-            plan.form,
-            prompt_tokens=prompt_tokens,
-            room=min(plan.max_context - prompt_tokens, self._settings.max_tokens_limit),
-            usual=prompts.format.max_tokens,
-        )
-        plan.warnings = [*found.warnings, *plan.warnings, *lowered]
+        plan.warnings = [*found.warnings, *plan.warnings]
+        room = min(plan.max_context - plan.prompt_tokens, self._settings.max_tokens_limit)
+        sampling = plan.sampling(room, prompts.format.max_tokens)
         if found.query is not None and not plan.passages:
             why = self._passages.why_nothing(request, found)
             plan.warnings.append(f"{why}: the answer cites nothing")
@@ -255,7 +244,7 @@ class RequestPreparer:
             question=question,
             fusion=plan.fusion,
             eviction=plan.eviction,
-            sampling=sampled,
+            sampling=sampling,
             prefix_mode=prompts.prefix_mode,
             tenant=plan.scope.tenant,
             traceparent=traceparent,

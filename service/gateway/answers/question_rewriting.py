@@ -10,8 +10,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
 
 from service.errors import KvstitchError
 from service.gateway.answers.methods import chosen_method
@@ -55,69 +54,47 @@ def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | No
     return " ".join([asked[0] if question is None else question, *earlier])
 
 
-@dataclass
-class Rewriting:
-    """A rewritten question."""
+async def rewritten(
+    turns: Sequence[Turn], worker: Worker, prompts: PromptBuilder, tenant: str
+) -> tuple[str, int]:
+    """Have the last question rewritten by the served model; never fails.
 
-    text: str | None = None
-    tokens: int = 0
-
-
-class QuestionRewriter:
-    """Has follow-up questions rewritten by the served model. Stateless."""
-
-    def __init__(self, worker: Worker, prompts: PromptBuilder) -> None:
-        self._worker = worker
-        self._prompts = prompts
-
-    async def rewrite(self, turns: Sequence[Turn], *, tenant: str) -> Rewriting:
-        """Have the last question rewritten; never fails."""
-        out = Rewriting()
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                text = await self._generated(turns, tenant, out)
-        except (TimeoutError, KvstitchError):
-            return out
-        text = _LABEL.sub("", text).strip().strip("\"'\u201c\u201d")
-        longest = 2 * TURN_CHARS + len(turns[-1].text)
-        if any(map(str.isalnum, text)) and len(text) <= longest:
-            out.text = text
-        return out
-
-    async def _generated(self, turns: Sequence[Turn], tenant: str, out: Rewriting) -> str:
-        """Return the first line that the model writes; counts tokens in `out`."""
-        prompts, ready = self._prompts, self._worker.require()
-        question = [Turn("user", _instruction(turns))]
+    Returns:
+        The text, empty where it wrote nothing useful in time, and the tokens that it took.
+    """
+    spoken = [turn for turn in turns if turn.role != "system"]
+    lines = [
+        f"{turn.role.capitalize()}: {' '.join(turn.text[:TURN_CHARS].split())}\n"
+        for turn in spoken[-TURNS - 1 :]
+    ]
+    asked = [Turn("user", f"{_INSTRUCTION}{''.join(lines)}{_CUE}")]
+    tokens, text = 0, ""
+    with suppress(TimeoutError, KvstitchError):
         request = Generate(
             id=f"condense-{uuid.uuid4().hex}",
             system=prompts.system,
             documents=[],
-            question=prompts.encode_question(question, begin_answer=False),
-            fusion=chosen_method("fusion", MethodChoice(method="vanilla"), ready.fusion),
+            question=prompts.encode_question(asked, begin_answer=False),
+            fusion=chosen_method("fusion", MethodChoice(method="vanilla"), worker.require().fusion),
             sampling=Sampling(max_tokens=MAX_TOKENS),
             prefix_mode=prompts.prefix_mode,
             tenant=tenant,
         )
-        out.tokens = len(request.system) + len(request.question)
-        pieces, text = Detokenizer(prompts.tokenizer.decode, prompts.end_ids), ""
+        tokens = len(request.system) + len(request.question)
+        pieces, written = Detokenizer(prompts.tokenizer.decode, prompts.end_ids), ""
         # Leaving early aborts the generation.
-        async with aclosing(self._worker.submit(request)) as stream:
+        async with asyncio.timeout(DEADLINE_S), aclosing(worker.submit(request)) as stream:
             async for event in stream:
                 match event:
                     case TokenItem():
-                        out.tokens += 1
-                        text += pieces.push(event.token)
-                        if "\n" in text.lstrip():
+                        tokens += 1
+                        written += pieces.push(event.token)
+                        if "\n" in written.lstrip():
                             break
                     case Failed():
-                        return ""
-        return text.lstrip().partition("\n")[0]
-
-
-def _instruction(turns: Sequence[Turn]) -> str:
-    spoken = [turn for turn in turns if turn.role != "system"]
-    lines = [
-        f"{turn.role.capitalize()}: {' '.join(turn.text[:TURN_CHARS].split())}\n"
-        for turn in (*spoken[-TURNS - 1 : -1], spoken[-1])
-    ]
-    return f"{_INSTRUCTION}{''.join(lines)}{_CUE}"
+                        written = ""
+                        break
+        text = written.lstrip().partition("\n")[0]
+    text = _LABEL.sub("", text).strip().strip("\"'\u201c\u201d")
+    longest = 2 * TURN_CHARS + len(turns[-1].text)
+    return (text if any(map(str.isalnum, text)) and len(text) <= longest else ""), tokens

@@ -23,7 +23,7 @@ from kvstitch.records.answers import (
     TokenRunOut,
     Usage,
 )
-from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.validation import AnswerPlan
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.messages.reports import (
@@ -70,12 +70,6 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
     )
 
 
-def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
-    """Return TTFT, TPOT and total; TPOT = (total - TTFT) / (tokens - 1), None below two tokens."""
-    tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
-    return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
-
-
 def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation:
     """Join what the gateway has prepared with the worker's forecast for it."""
     generate, doc_ids = plan.generate, plan.doc_ids
@@ -113,12 +107,7 @@ def _filled(kind: type[T], message: Any, **given: Any) -> T:
     return kind(**sent, **given)
 
 
-SOURCE_OF_TIER: dict[str, Source] = {
-    "memory": "memory",
-    "ssd": "ssd",
-    "redis": "redis",
-    "s3": "s3",
-}
+SOURCE_OF_TIER: dict[str, Source] = {name: name for name in ("memory", "ssd", "redis", "s3")}
 
 
 def token_report(

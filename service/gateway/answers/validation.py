@@ -1,10 +1,13 @@
-"""Decides whether a request can be answered, before any work is done for it."""
+"""Decides whether a request can be answered, before any work is done, and plans the answer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from kvstitch.records.answers import Citation, Condense, RetrievalNote
+from retriever import Passage, Scope
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.admission import CallContext
-from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.methods import DefaultMethods, chosen_adapter
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import (
@@ -14,13 +17,99 @@ from service.gateway.prompts.prompt_builder import (
 )
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import search_query
+from service.gateway.search.search_query import SearchQuery, search_query
 from service.gateway.worker_client.protocol import Worker
+from service.grammars.forms import WrittenForm
+from service.messages.requests import Generate, Method, Sampling
+from service.prompt import Turn
 from service.settings import Settings
 
+# Tokens of an answer that may be a call or must have a form, where the request does not say: it is
+# worth nothing if it is cut off, and models' defaults are made for sentences.
+STRUCTURED_MAX_TOKENS = 512
 _SEARCH_FIELDS = (
     *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
 )
+
+
+@dataclass(kw_only=True)
+class AnswerPlan:
+    """What the gateway knows of an answer. Validation makes it, preparation completes it."""
+
+    request: GenerateRequest
+    scope: Scope
+    turns: list[Turn]
+    search: SearchQuery | None
+    condense: Condense
+    fusion: Method
+    eviction: Method | None
+    adapter: str
+    max_context: int
+    estimated_tokens: int
+    question_ids: list[int] | None = None
+    condense_s: float = 0.0
+    condense_tokens: int = 0
+    passages: list[Passage] = field(default_factory=list)
+    citations: list[Citation] = field(default_factory=list)
+    generate: Generate = field(init=False, repr=False)
+    prompt_tokens: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    form: WrittenForm | None = None
+
+    @property
+    def question(self) -> str:
+        """The text that is answered."""
+        return question_of(self.turns)
+
+    @property
+    def doc_ids(self) -> dict[int, str]:
+        """Chunk id to the id of its document."""
+        return {passage.chunk.chunk_id: passage.chunk.doc_id for passage in self.passages}
+
+    @property
+    def retrieval(self) -> RetrievalNote | None:
+        """What was searched for, as the client gets it; None: nothing."""
+        if self.search is None:
+            return None
+        return RetrievalNote(
+            query=self.search.text, joined=self.search.joined, condense=self.condense
+        )
+
+    def sampling(self, room: int, usual: int) -> Sampling:
+        """Return how the worker chooses the answer's tokens: at most `room`, and `usual` where the
+        request does not say. What it does not get of the request is a warning."""
+        request, form = self.request, self.form
+        if request.max_tokens is None:
+            structured = request.tools is not None or request.guided is not None
+            max_tokens = min(max(usual, STRUCTURED_MAX_TOKENS) if structured else usual, room)
+        elif (max_tokens := min(request.max_tokens, room)) < request.max_tokens:
+            self.warnings.append(
+                f"max_tokens was lowered from {request.max_tokens} to {room}: the prompt has "
+                f"{self.prompt_tokens} tokens"
+            )
+        for name in ("stop", "stop_token_ids"):
+            if form is not None and getattr(request, name):
+                self.warnings.append(
+                    f"{name} was left out: the form of the answer says where it ends"
+                )
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            logprobs=request.logprobs,
+            top_k=request.sampling_top_k,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+            min_tokens=request.min_tokens,
+            ignore_end=request.ignore_eos,
+            stop_ids=[] if form is not None else request.stop_token_ids or [],
+            grammar="" if form is None else form.grammar,
+        )
 
 
 class RequestValidator:
@@ -55,12 +144,20 @@ class RequestValidator:
         """
         _check_fields(request)
         ready = self._worker.require()
-        max_context, inline = ready.model.max_context, request.inline_documents
-        chars = sum(turn.chars for turn in request.turns)
+        max_context, inline, sent = ready.model.max_context, request.inline_documents, request.turns
+        chars = sum(turn.chars for turn in sent)
         chars += 0 if request.tools is None else len(request.tools.text)
-        if chars > MAX_CHARS_PER_TOKEN * max_context or len(request.turns) > max_context:
-            raise _too_long(request, chars, max_context)
-        turns = normalize_turns(request.turns, continues=request.continue_final_message)
+        if chars > MAX_CHARS_PER_TOKEN * max_context or len(sent) > max_context:
+            field = "question" if request.messages is None else "messages"
+            raise PromptTooLong(
+                f"{context_length(max_context)} and {field} has {chars} characters"
+                f"{f' in {len(sent)} messages' if len(sent) > 1 else ''}: shorten it",
+                field=field,
+            )
+        self._retriever.require()
+        adapter = chosen_adapter(request.adapter, call.principal, ready)
+        fusion, eviction = self._methods.chosen(request, ready)
+        turns = normalize_turns(sent, continues=request.continue_final_message)
         searched_for, warnings = question_of(turns), list[str]()
         if len(searched_for) > (limit := self._settings.max_question_chars):
             searched_for = searched_for[-limit:]
@@ -72,9 +169,6 @@ class RequestValidator:
             top_k=self._prompts.format.top_k,
             settings=self._settings,
         )
-        self._retriever.require()
-        adapter = chosen_adapter(request.adapter, call.principal, ready)
-        fusion, eviction = self._methods.chosen(request, ready)
         inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
         return AnswerPlan(
@@ -118,13 +212,14 @@ def _check_fields(request: GenerateRequest) -> None:
                 "these: leave one of the two out",
                 field=name,
             )
-
-
-def _too_long(request: GenerateRequest, chars: int, max_context: int) -> PromptTooLong:
-    """Return the error for a conversation that cannot fit, before anything is written."""
-    turns, field = len(request.turns), "question" if request.messages is None else "messages"
-    return PromptTooLong(
-        f"{context_length(max_context)} and {field} has {chars} characters"
-        f"{f' in {turns} messages' if turns > 1 else ''}: shorten it",
-        field=field,
-    )
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, max_tokens {request.max_tokens}: lower it",
+            field="min_tokens",
+        )
+    for name in ("min_tokens", "ignore_eos") if request.guided is not None else ():
+        if getattr(request, name):
+            raise InvalidRequest(
+                f"{name}: with guided the form of the answer says where it ends: leave it out",
+                field=name,
+            )

@@ -19,9 +19,12 @@ from functools import lru_cache
 from typing import Any
 
 from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.chat_template import ChatTemplate
-from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import (
+    DOCUMENTS_MARK,
+    INSTRUCTION,
+    ChatTemplate,
+    ModelFolder,
+)
 from service.prompt import PromptFormat, Turn
 
 CACHED_TEMPLATES = 256
@@ -54,49 +57,39 @@ def normalize_turns(turns: Sequence[Turn], *, continues: bool = False) -> list[T
     if instructions and not question_of(spoken).strip():
         asked = Turn("user", instructions.pop().text)
         spoken, instructions = [*spoken, *instructions, asked], []
-    _check_last([*spoken, *instructions], continues=continues)
-    ordered = [turn for turn in spoken if turn.role == "system"]
-    ordered += [turn for turn in spoken if turn.role != "system"]
-    out: list[Turn] = []
-    for turn in (*ordered, *instructions):
-        if out and out[-1].role == turn.role and turn.role != "tool":
-            out[-1] = _joined(out[-1], turn)
-        else:
-            out.append(turn)
-    return out
-
-
-def _check_last(turns: Sequence[Turn], *, continues: bool) -> None:
-    """Raise InvalidRequest if the last turn cannot be answered, or continued."""
-    if continues and (not turns or turns[-1].role != "assistant" or turns[-1].calls):
+    sent = [*spoken, *instructions]
+    end = sent[-1] if sent else None
+    if continues and (end is None or end.role != "assistant" or end.calls):
         raise InvalidRequest(
             "continue_final_message: the last message must be an assistant's text, which the "
             "answer continues",
             field="continue_final_message",
         )
-    if not continues and (not turns or turns[-1].role == "assistant"):
-        raise InvalidRequest(
-            "messages: the last one must be the user's, it is what is answered "
-            "(continue_final_message: true continues an assistant's)",
-            field="messages",
+    if end is None or (end.role == "assistant" and not continues):
+        why = (
+            "the last one must be the user's, it is what is answered "
+            "(continue_final_message: true continues an assistant's)"
         )
-    if turns[-1].role == "user" and not turns[-1].text.strip():
+        raise InvalidRequest(f"messages: {why}", field="messages")
+    if end.role == "user" and not end.text.strip():
         raise InvalidRequest("messages: the last one is empty: send its text", field="messages")
-    if not question_of(turns).strip():
-        raise InvalidRequest(
-            "messages: none is the user's: send the one that is answered", field="messages"
-        )
+    if not question_of(spoken).strip():
+        why = "none is the user's: send the one that is answered"
+        raise InvalidRequest(f"messages: {why}", field="messages")
+    out: list[Turn] = []
+    # A stable sort: the system's turns come first.
+    for turn in (*sorted(spoken, key=lambda turn: turn.role != "system"), *instructions):
+        if out and out[-1].role == turn.role and turn.role != "tool":
+            text = "\n\n".join(filter(None, (out[-1].text, turn.text)))
+            out[-1] = Turn(turn.role, text, out[-1].calls + turn.calls)
+        else:
+            out.append(turn)
+    return out
 
 
 def question_of(turns: Sequence[Turn]) -> str:
     """Return what is answered, and what documents are searched for: the last text of the user."""
     return next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
-
-
-def _joined(first: Turn, second: Turn) -> Turn:
-    texts = (first.text, second.text)
-    text = "\n\n".join(texts if all(texts) else filter(None, texts))
-    return Turn(first.role, text, first.calls + second.calls)
 
 
 @dataclass(frozen=True)
@@ -164,7 +157,7 @@ ConversationFormat = PlainConversationFormat | ChatTemplateFormat
 
 def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationFormat:
     """Use the chat template if the prompt format came from it, else the format's own templates."""
-    template = None if has_own_format(folder) else folder.chat_template()
+    template = None if folder.has_own_format else folder.chat_template()
     if template is None:
         return PlainConversationFormat(fmt)
     return ChatTemplateFormat(ChatTemplate(template, folder))

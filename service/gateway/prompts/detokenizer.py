@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from kvstitch.records.answers import LikelyToken, TokenLogprob
 from service.gateway.tool_calls.call_parser import overlap
+from service.messages.replies import TokenItem
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -100,10 +103,8 @@ class Detokenizer:
     A tokenizer that strips or adds a blank at the beginning of a text then does so in the context
     and not in the new text.
 
-    Args:
-        decode: Token ids to text.
-        skip: Ids that yield no text, e.g. those that end an answer.
-        before: Ids of the text that goes on here; empty: a new text begins.
+    `skip`: ids that yield no text, e.g. those that end an answer. `before`: ids of the text that
+    goes on here.
     """
 
     def __init__(
@@ -142,21 +143,17 @@ class StopStrings:
 
     def push(self, text: str, *, ending: bool = True) -> str:
         """Return the text that may be sent now; empty once `stopped`."""
-        passed = self._push(text) if ending else text
-        self.passed += len(passed)
-        return passed
-
-    def _push(self, text: str) -> str:
         if self.stopped:
             return ""
-        text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
-        keep = max((overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        if ending:
+            text, self._held = self._held + text, ""
+            found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+            if found:
+                self.stopped, text = True, text[: min(found)]
+            elif keep := max((overlap(text, stop) for stop in self._stops), default=0):
+                text, self._held = text[:-keep], text[-keep:]
+        self.passed += len(text)
+        return text
 
     def finish(self) -> str:
         """Return the text held back, for an answer that ended without a stop string."""
@@ -179,13 +176,11 @@ class AnswerText:
                └── sent ────┘
 
     Args:
-        decode: Token ids to text.
-        skip: Ids that yield no text, e.g. those that end an answer.
+        decode, skip: As of `Detokenizer`.
         stops: Strings that end an answer.
         prefix: The words with which the prompt has begun the answer.
         min_tokens: Tokens before which no stop string ends the answer.
-        before: Last ids of a text that the answer continues, leading blanks and all; empty: of
-            none.
+        before: Last ids of a text that the answer continues, leading blanks and all.
         exact: Whether leading blanks are part of the answer, as where it has a form.
 
     Attributes:
@@ -246,3 +241,43 @@ class AnswerText:
             self._blanks += len(whole) - len(text)
         self.text += text
         return text
+
+
+class AnswerLogprobs:
+    """Log-probabilities of one answer, released together with the text that they belong to.
+
+    A stop string, blanks before the answer and half a character are not sent, or not yet. Neither
+    are the log-probabilities of tokens that wrote nothing else.
+    """
+
+    def __init__(self, text: AnswerText, piece: Callable[[int], TokenPiece]) -> None:
+        self._text = text
+        self._piece = piece
+        self._waiting: deque[tuple[TokenItem, range]] = deque()
+        self.released: list[TokenLogprob] = []
+
+    def push(self, item: TokenItem) -> None:
+        """Take the token that the text got last."""
+        if item.logprobs is not None:
+            self._waiting.append((item, self._text.last_span))
+
+    def release(self) -> list[TokenLogprob]:
+        """Return those of the tokens of which a part was sent since the last call."""
+        sent, out = self._text.sent, []
+        while self._waiting and self._waiting[0][1].start < sent.stop:
+            item, span = self._waiting.popleft()
+            # A token without text of its own is a part of the next character.
+            if item.logprobs is None or max(span.stop, span.start + 1) <= sent.start:
+                continue
+            logprob, top = item.logprobs
+            likely = [LikelyToken(**self._fields(token, of_it)) for token, of_it in top]
+            offset = self._text.offset(span.start)
+            fields = self._fields(item.token, logprob)
+            out.append(TokenLogprob(**fields, text_offset=offset, top_logprobs=likely))
+        self.released += out
+        return out
+
+    def _fields(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self._piece(token)
+        data = None if piece.bytes is None else list(piece.bytes)
+        return {"token": piece.text, "logprob": logprob, "bytes": data, "token_id": token}

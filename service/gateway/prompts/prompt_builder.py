@@ -11,8 +11,7 @@ from retriever import Chunk, ChunkSettings
 from service.errors import PromptTooLong
 from service.gateway.prompts.conversation import conversation_format, turn_places
 from service.gateway.prompts.detokenizer import AnswerText
-from service.gateway.prompts.format import load_format, without_bos
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.gateway.prompts.tool_conversation import WrittenText, tool_conversation
 from service.gateway.schemas.generate import GenerateRequest

@@ -23,12 +23,6 @@ from functools import lru_cache
 from typing import Any
 
 from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.chat_template import (
-    ChatTemplate,
-    one_call_each,
-    takes_tools,
-    tools_text,
-)
 from service.gateway.prompts.conversation import (
     ConversationFormat,
     instruct,
@@ -38,8 +32,12 @@ from service.gateway.prompts.conversation import (
     render_messages,
     turn_places,
 )
-from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import (
+    DOCUMENTS_MARK,
+    INSTRUCTION,
+    ChatTemplate,
+    ModelFolder,
+)
 from service.gateway.tool_calls.tools import (
     FORMS,
     HERMES,
@@ -172,7 +170,7 @@ class TemplateToolConversation:
     def _describe(self, definitions: str) -> WrittenText:
         """Return what the template writes because of these tools, wherever it writes it."""
         protected = ProtectedText(self._added_texts)
-        text = tools_text(self._template, protected.protect(json.loads(definitions)))
+        text = self._template.tools_text(protected.protect(json.loads(definitions)))
         return WrittenText(text, protected.texts)
 
 
@@ -205,6 +203,25 @@ class _MessageWriter:
         return message
 
 
+def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the same conversation as if every call had been made, and answered, by itself."""
+    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
+    out: list[dict[str, Any]] = []
+    split: set[str] = set()
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        if len(calls) > 1:
+            for number, call in enumerate(calls):
+                content = message["content"] if number == 0 else ""
+                out.append({**message, "content": content, "tool_calls": [call]})
+                if call["id"] in results:
+                    out.append(results[call["id"]])
+                    split.add(call["id"])
+        elif message["role"] != "tool" or message["tool_call_id"] not in split:
+            out.append(message)
+    return out
+
+
 def _messages(
     turns: Sequence[Turn], write: Callable[[int], dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -231,12 +248,12 @@ def tool_conversation(
     plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
 ) -> ToolConversation:
     """Choose how conversations with tools are written for the model of a folder."""
-    source = None if has_own_format(folder) else folder.chat_template(tools=True)
+    source = None if folder.has_own_format else folder.chat_template(tools=True)
     chosen = FORMS.get(form)
     if source is None:
         return PlainToolConversation(chosen or HERMES, plain, None)
     template = ChatTemplate(source, folder)
-    if not takes_tools(template):
+    if not template.takes_tools:
         return PlainToolConversation(chosen or HERMES, plain, template)
     return TemplateToolConversation(chosen or form_of(source), template, added_texts)
 

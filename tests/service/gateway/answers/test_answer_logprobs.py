@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstitch.records.answers import TokenLogprob
-from service.gateway.answers.answer_logprobs import AnswerLogprobs
-from service.gateway.prompts.detokenizer import AnswerText, TokenPieces
+from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText, TokenPieces
 from service.messages.replies import TokenItem, TokenLogprobs
 from tests.service.gateway.model_folders import byte_tokenizer
 

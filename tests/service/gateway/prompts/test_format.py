@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from service.errors import ModelRefused
-from service.gateway.prompts.format import DOCUMENT, INSTRUCTION, PLAIN, load_format
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import (
+    DOCUMENT,
+    INSTRUCTION,
+    PLAIN,
+    ModelFolder,
+    load_format,
+)
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
 from service.settings import demo_model, load

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from service.gateway.prompts.chat_template import ChatTemplate
 from service.gateway.prompts.conversation import normalize_turns
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import ConversationRequest
 from service.gateway.tool_calls.tools import Tool, ToolSet

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.answers.attribution.attributor import marks_in, with_marks, without_marks
-from service.gateway.answers.attribution.support import sentences, words
+from service.gateway.answers.attributor import marks_in, with_marks, without_marks
+from service.gateway.answers.support import sentences, words
 
 
 def split(text: str) -> list[str]:

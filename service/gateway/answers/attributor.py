@@ -17,8 +17,8 @@ from functools import partial
 from typing import Literal
 
 from kvstitch.records.answers import Answer, Attribution, Citation
-from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.attribution.support import Support, SupportScorer, sentences
+from service.gateway.answers.support import Support, SupportScorer, sentences
+from service.gateway.answers.validation import AnswerPlan
 from service.prompt import Turn
 
 _MARK = re.compile(r"\s?\[(\d{1,4}(?:\s*,\s*\d{1,4})*)\]")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.gateway.answers.attribution.attributor import attribute
-from service.gateway.answers.attribution.support import SupportScorer
+from service.gateway.answers.attributor import attribute
+from service.gateway.answers.support import SupportScorer
 
 TENT = (
     "The Corrie 3",

@@ -1,1 +1,0 @@
-"""Which passages support which sentences of an answer."""
