@@ -238,8 +238,9 @@ class AnswerStream:
             response__time_to_first_chunk=None if first is None else first - self.call.arrived,
             usage__input_tokens=self.plan.prompt_tokens,
         )
-        attributes |= {"kvstitch.fusion": generate.fusion.name, "kvstitch.outcome": outcome}
-        self.span.end(self.plan.stages, attributes | self._told, outcome if failed else "")
+        own = {"kvstitch.fusion": generate.fusion.name, "kvstitch.outcome": outcome}
+        attributes = {**attributes, **own, **self._told}
+        self.span.end(self.plan.stages, attributes, outcome if failed else "")
 
 
 def outcome_of(error: BaseException) -> str:
