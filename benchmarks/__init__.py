@@ -1,5 +1,5 @@
 """Benchmarks. Every result file has the machine, versions, commit, seed and raw samples."""
 
-from service.shared import torch_environment
+from service.shared import resources
 
-torch_environment.prepare()  # before anything here imports torch
+resources.prepare_torch()  # before anything here imports torch

@@ -19,7 +19,7 @@ from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_table import FieldRule, Rules
 from service.plugins import registered
 from service.settings import Settings
-from service.settings.reloading import is_reloadable
+from service.settings.loading import is_reloadable
 from service.shared import metrics
 from service.shared.metrics import WORKER_LABEL, Declared
 

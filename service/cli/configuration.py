@@ -12,10 +12,8 @@ from service.cli.options import add_settings, given_settings, settings_of
 from service.cli.output import console, emit, plain, table
 from service.errors import InvalidSetting
 from service.settings import all_settings, unknown_variables
-from service.settings.config_file import find_file, is_open, read_file
-from service.settings.loading import sources
-from service.settings.reloading import is_reloadable
-from service.settings.secrets import hidden, is_address, masked
+from service.settings.fields import is_secret, masked
+from service.settings.loading import find_file, is_reloadable, read_file, sources
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,11 +80,9 @@ def _wrong(args: argparse.Namespace) -> Iterator[str]:
         yield from error.message.splitlines()
         return
     secrets = sorted(
-        name
-        for name in hidden(all_settings()) & in_file.keys()
-        if not is_address(name, all_settings()) or "@" in str(in_file[name])
+        name for name in in_file if is_secret(name, str(in_file[name]), all_settings())
     )
-    if file is not None and secrets and is_open(file):
+    if file is not None and secrets and file.stat().st_mode & 0o004:
         yield f"{file} holds {', '.join(secrets)}, and every user can read it: chmod o-r {file}"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
 from service.settings import unknown_variables
-from service.shared import free_memory, logs, torch_environment
+from service.shared import logs, resources
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -52,7 +52,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 3 if the service cannot be served."""
-    free_memory.share_heaps()
+    resources.share_heaps()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
@@ -71,7 +71,7 @@ def run_worker(args: argparse.Namespace) -> int:
 
 def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) -> int:
     """Start with the settings of the arguments; `start` returns or raises why it cannot be."""
-    torch_environment.prepare()
+    resources.prepare_torch()
     settings = settings_of(args)
     logs.set_up(settings.log_format)
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):

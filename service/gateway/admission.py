@@ -15,7 +15,7 @@ from typing import TypeVar
 from service.errors import DeadlineExceeded, Overloaded, QuotaExceeded, WorkerUnavailable
 from service.gateway.auth.access import Principal
 from service.gateway.prometheus import GatewayMetrics
-from service.shared.genai import Operation
+from service.shared.tracing import Operation
 
 T = TypeVar("T")
 

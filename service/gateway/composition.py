@@ -40,7 +40,7 @@ from service.grammars.processes import GrammarProcesses
 from service.plugins import GatewayPart, IdentityProvider, hooks
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
-from service.settings.reloading import Reload
+from service.settings.loading import Reload
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:

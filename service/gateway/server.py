@@ -27,7 +27,7 @@ from service.errors import InvalidSetting, KvstitchError
 from service.gateway.app import create_app
 from service.gateway.composition import Gateway
 from service.settings import Settings
-from service.shared import free_memory
+from service.shared import resources
 
 logger = logging.getLogger("kvstitch")
 
@@ -168,7 +168,7 @@ def serve(
     gateway: Gateway, bound: socket.socket, reread: Callable[[], Settings] | None = None
 ) -> str | None:
     """Serve on a socket from `listen` until a signal or a failure; returns why it failed."""
-    server = make_server(gateway, reread=reread, on_ready=free_memory.look_after)
+    server = make_server(gateway, reread=reread, on_ready=resources.look_after_memory)
     try:
         server.run(sockets=[bound])
     except SystemExit:  # uvicorn raises it when the lifespan does not start

@@ -36,7 +36,7 @@ from service.models.gguf_checks import check
 from service.models.gguf_file import GgufHeader, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
 from service.settings import Settings, default_model_cache, demo_model
-from service.shared import logs, torch_environment
+from service.shared import logs, resources
 
 
 def is_gguf(model: str) -> bool:
@@ -216,7 +216,7 @@ def _run_conversion(header: GgufHeader, folder: Path, dtype: str) -> None:
         stdout=subprocess.PIPE,
         stderr=None if shown else subprocess.PIPE,
         env={
-            **torch_environment.ENVIRONMENT,
+            **resources.TORCH_ENVIRONMENT,
             **os.environ,
             **({} if shown else {"TQDM_DISABLE": "1"}),
         },

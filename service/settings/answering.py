@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from service.messages.requests import ColdMode, HistoryMode
 from service.prompt import PREFIX_MODES
-from service.settings.fields import HttpUrl, default_model_cache, named_folders, parts
-from service.settings.secrets import ADDRESS
+from service.settings.fields import ADDRESS, HttpUrl, default_model_cache, named_folders, parts
 
 _LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -1,4 +1,4 @@
-"""Kinds of fields that several settings share, and where things are kept if nothing is said."""
+"""Kinds of fields that several settings share, secrets among them, and default folders."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
+from pydantic.config import JsonDict
 
 SCOPES: Final = ("generate", "ingest", "admin", "metrics", "audit")
 """What an API key or a token may do (docs/api-admin.md#keys)."""
@@ -51,14 +53,54 @@ def named_folders(value: str) -> dict[str, Path]:
     return {name.strip(): Path(folder.strip()).expanduser() for name, _, folder in pairs}
 
 
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+def _url(*schemes: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value and not value.startswith(schemes):
+            raise ValueError(f"must start with {', '.join(schemes)}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _http_scheme(value: str) -> str:
-    if value and not value.startswith(("http://", "https://")):
-        raise ValueError("must start with http:// or https://")
-    return value
+# URLs, or empty.
+HttpUrl = Annotated[str, _url("http://", "https://")]
+PostgresUrl = Annotated[str, _url("postgresql://", "postgres://")]
+RedisUrl = Annotated[
+    str, _url("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+]
+
+IS_SET: Final = "…"
+ADDRESS: Final[JsonDict] = {"address": True}
+"""`json_schema_extra` of a secret setting that is an address, which may hold a password."""
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_scheme)]
-"""Of an HTTP server, or empty."""
+def hidden(settings: type[BaseModel]) -> frozenset[str]:
+    """Return the names of settings that hold secrets."""
+    return frozenset(name for name, field in settings.model_fields.items() if not field.repr)
+
+
+def is_address(name: str, settings: type[BaseModel]) -> bool:
+    extra = settings.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and extra.get("address") is True
+
+
+def is_secret(name: str, value: str, settings: type[BaseModel]) -> bool:
+    """Return whether nobody may see the value of a setting: an address only with a password."""
+    return name in hidden(settings) and (not is_address(name, settings) or "@" in value)
+
+
+def masked(name: str, value: str, settings: type[BaseModel]) -> str:
+    """Return the value of a setting as people may see it: of an address scheme and host."""
+    if name not in hidden(settings) or not value:
+        return value
+    if not is_address(name, settings):
+        return IS_SET
+    try:
+        url = urlsplit(value)
+    except ValueError:
+        return IS_SET
+    if not url.netloc:
+        return IS_SET
+    user, at, host = url.netloc.rpartition("@")
+    rest = url.path.strip("/") or url.query or url.fragment
+    return f"{url.scheme}://{IS_SET if user else ''}{at}{host}{'/' + IS_SET if rest else ''}"

@@ -1,22 +1,36 @@
-"""Reads the settings, explains what is wrong with them, and says where each value comes from."""
+"""Reads the settings of options, environment and file, explains what is wrong with them, says where
+each value comes from, and which a running service takes over when they are read again.
+
+    redis_url = "redis://cache:6379/0"
+    memory_tier_mib = 8192
+
+is such a file. One is read, the first that is found: what `--config` names, what KVSTITCH_CONFIG
+names, ./kvstitch.toml, /etc/kvstitch/kvstitch.toml.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import ValidationError, create_model
+from pydantic import BaseModel, ValidationError, create_model
+from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
 from service.errors import InvalidSetting
 from service.plugins import VARIABLE as PLUGINS_VARIABLE
 from service.plugins import hooks
-from service.settings.config_file import VARIABLE, find_file, nearest, read_file
-from service.settings.secrets import IS_SET, hidden, is_address
+from service.settings.fields import IS_SET, is_secret
 from service.settings.settings import FILE, PREFIX, Settings
+
+FILE_NAME: Final = "kvstitch.toml"
+VARIABLE: Final = "KVSTITCH_CONFIG"
+SYSTEM_FILE: Final = Path("/etc/kvstitch") / FILE_NAME
 
 
 @cache
@@ -30,7 +44,7 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
     """Read the settings from options, the environment and the file.
 
     Args:
-        config: The file; None: as config_file.py says.
+        config: The file; None: the first that is found.
         **overrides: Take precedence if they are not None.
 
     Raises:
@@ -53,19 +67,64 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
         FILE.reset(reset)
 
 
+def find_file(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the file that is to be read, which the command line or a variable may name.
+
+    Raises:
+        InvalidSetting: The file that is named is not there.
+    """
+    for named, by in ((given, "--config"), (environment.get(VARIABLE), VARIABLE)):
+        if named:
+            path = Path(named).expanduser()
+            if not path.exists() or path.is_dir():
+                raise InvalidSetting(f"{by} names {path}, and there is no such file")
+            return path
+    return next((path for path in (Path(FILE_NAME), SYSTEM_FILE) if path.is_file()), None)
+
+
+def read_file(path: Path, settings: type[BaseSettings]) -> TomlConfigSettingsSource:
+    """Return what the file says; `toml_data` has it by the names of settings.
+
+    Raises:
+        InvalidSetting: It cannot be read, is no TOML, or has names that are no settings; the
+            message has one line for each of these.
+    """
+    try:
+        found = TomlConfigSettingsSource(settings, toml_file=path)
+    except OSError as error:
+        raise InvalidSetting(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # UnicodeDecodeError, too
+        raise InvalidSetting(f"{path} is not TOML: {error}") from None
+    known = settings.model_fields
+    unknown = {name: value for name, value in found.toml_data.items() if name not in known}
+    if unknown:
+        lines = [f"{path}: {_unknown(name, value, known)}" for name, value in unknown.items()]
+        raise InvalidSetting("\n".join(lines))
+    return found
+
+
+def _unknown(name: str, value: Any, known: Collection[str]) -> str:
+    if isinstance(value, dict):
+        return f"[{name}] is a table: settings stand at the top, without one"
+    meant = _nearest(name.removeprefix(PREFIX).removeprefix(PREFIX.lower()), known)
+    return f"{name} is no setting" + (f": did you mean {meant}?" if meant else "")
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """Return the name that was probably meant; "" if none is like it."""
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    return near[0] if near else ""
+
+
 def sources(
     given: Mapping[str, Any],
     environment: Mapping[str, str],
     in_file: Mapping[str, Any],
     file: Path | None,
 ) -> dict[str, str]:
-    """Return where the value of each setting comes from: `option`, a variable, a file, `default`.
+    """Return where each setting's value comes from: `option`, a variable, a file, `default`.
 
-    Args:
-        given: By options.
-        environment: Its names count whatever their case; an empty value is none.
-        in_file: What the file says.
-        file: Its path.
+    Variables count whatever their case; an empty value is none.
     """
     variables = {name.upper(): name for name, value in environment.items() if value}
     found = {}
@@ -79,6 +138,18 @@ def sources(
     return found
 
 
+def _explain(fault: Any, came_from: Mapping[str, str]) -> str:
+    name = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    source = came_from.get(name, "")
+    place = f"in {source}" if "/" in source or source.endswith(".toml") else PREFIX + name.upper()
+    given = repr(fault["input"])
+    if fault["input"] and is_secret(name, given, all_settings()):
+        given = IS_SET
+    return f"{name} ({place}) = {given}: {message}"
+
+
 # What clients and the command line read, and what Kubernetes sets beside a service of this name.
 _OF_OTHERS = re.compile(
     rf"KVSTITCH_(URL|API_KEY|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT_\w+)|{VARIABLE}|{PLUGINS_VARIABLE}"
@@ -87,32 +158,34 @@ _OF_OTHERS = re.compile(
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return what is to be said of variables with our prefix that are no settings, one by one."""
-    said = []
-    for name in sorted(environment):
-        upper = name.upper()
-        field = upper.removeprefix(PREFIX).lower()
-        if not upper.startswith(PREFIX) or _OF_OTHERS.fullmatch(upper):
-            continue
-        known = all_settings().model_fields
-        if field in known:
-            continue
-        near = nearest(field, known)
-        meant = f": did you mean {PREFIX}{near.upper()}?" if near else ""
-        said.append(f"{name} is no setting and has no effect{meant}")
-    return said
+    lines = []
+    for name, field in _ours(environment):
+        if field not in all_settings().model_fields and not _OF_OTHERS.fullmatch(name.upper()):
+            near = _nearest(field, all_settings().model_fields)
+            meant = f": did you mean {PREFIX}{near.upper()}?" if near else ""
+            lines.append(f"{name} is no setting and has no effect{meant}")
+    return lines
+
+
+def _ours(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables with our prefix, each with what it would be called as a setting."""
+    return [
+        (name, name.upper().removeprefix(PREFIX).lower())
+        for name in sorted(environment)
+        if name.upper().startswith(PREFIX)
+    ]
 
 
 # Settings by which something is protected, by the plugin without which nothing would be.
 _NEVER_IGNORED = {
-    "kvstitch-audit": re.compile(r"AUDIT(_\w+)?"),
-    "kvstitch-oidc": re.compile(r"OIDC_\w+"),
+    "kvstitch-audit": re.compile(r"audit(_\w+)?"),
+    "kvstitch-oidc": re.compile(r"oidc_\w+"),
 }
 
 
 def _require_plugins(environment: Mapping[str, str]) -> None:
-    for variable, value in environment.items():
-        name = variable.upper().removeprefix(PREFIX)
-        if not value or name == variable.upper() or name.lower() in all_settings().model_fields:
+    for variable, name in _ours(environment):
+        if not environment[variable] or name in all_settings().model_fields:
             continue
         for plugin, names in _NEVER_IGNORED.items():
             if names.fullmatch(name):
@@ -122,17 +195,49 @@ def _require_plugins(environment: Mapping[str, str]) -> None:
                 )
 
 
-def _explain(fault: Any, came_from: Mapping[str, str]) -> str:
-    name = ".".join(str(part) for part in fault["loc"])
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    source = came_from.get(name, "")
-    place = f"in {source}" if "/" in source or source.endswith(".toml") else PREFIX + name.upper()
-    given = repr(fault["input"])
-    if (
-        fault["input"]
-        and name in hidden(all_settings())
-        and (not is_address(name, all_settings()) or "@" in given)
-    ):
-        given = IS_SET
-    return f"{name} ({place}) = {given}: {message}"
+# What is looked at in every call. All else is built into something at the start: connections,
+# processes, tables, the model.
+RELOADABLE: Final = frozenset(
+    {
+        "cold", "condense", "drain_timeout_s",
+        "history", "max_body_values", "max_document_bytes", "max_documents",
+        "max_in_flight_per_key", "max_pdf_bytes", "max_question_chars", "max_texts",
+        "max_texts_chars", "max_tokens_limit", "max_top_k", "max_waiting_tokens",
+        "rerank_deadline_s", "rerank_timeout_s", "retrieval", "stream_ping_s",
+        "tenant_max_bytes", "tenant_max_documents", "tenant_requests_per_minute",
+        "tenant_tokens_per_minute",
+    }
+)  # fmt: skip
+
+
+def is_reloadable(name: str, settings: type[BaseModel]) -> bool:
+    """Return whether a running service takes over a setting, which may be a plugin's."""
+    extra = settings.model_fields[name].json_schema_extra
+    return name in RELOADABLE or (isinstance(extra, dict) and extra.get("reloadable") is True)
+
+
+@dataclass(frozen=True)
+class Reload:
+    """What reading the settings again comes to: what is taken over, and what only a restart
+    changes."""
+
+    changed: list[str]
+    need_restart: list[str]
+
+    @classmethod
+    def of(cls, running: Settings, read: Settings) -> Reload:
+        kind = type(read)
+        differ = {n for n in kind.model_fields if getattr(running, n) != getattr(read, n)}
+        taken = {name for name in differ if is_reloadable(name, kind)}
+        return cls(sorted(taken), sorted(differ - taken))
+
+    def applied(self, running: Settings, read: Settings) -> Settings:
+        """Return the settings to run with from now on."""
+        return running.model_copy(update={name: getattr(read, name) for name in self.changed})
+
+    def told(self) -> str:
+        """What was done, for the log."""
+        said = f"settings read again: {', '.join(self.changed) or 'nothing'} changed"
+        if self.need_restart:
+            said += f"; only a restart changes {', '.join(self.need_restart)}"
+        return said

@@ -57,7 +57,7 @@ class AccessSettings(BaseModel):
     @field_validator("cors_origins")
     @classmethod
     def _exact_origins(cls, value: str) -> str:
-        for origin in filter(None, map(str.strip, value.split(","))):
+        for origin in parts(value):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"{origin!r} is no origin: write scheme://host or scheme://host:port, "
@@ -217,9 +217,8 @@ class ProcessSettings(BaseModel):
         try:
             if value:
                 fleet_secret.check(value)
-            for address in parts(
-                info.data.get("worker_addresses", "")
-            ):  # of ray://, when the workers' addresses are known
+            # Of ray://, when the workers' addresses are known.
+            for address in parts(info.data.get("worker_addresses", "")):
                 fleet_secret.require_secret(address.replace("dns://", "tcp://"), value)
         except InvalidSetting as error:
             raise ValueError(error.message) from None

@@ -1,7 +1,7 @@
 """The settings of the service: read once at the entry point, and frozen.
 
 Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DATA_DIR`,
-`KVSTITCH_REDIS_URL`, …) and a name in `kvstitch.toml` (config_file.py). Options of the command line
+`KVSTITCH_REDIS_URL`, …) and a name in `kvstitch.toml` (loading.py). Options of the command line
 come before the environment, this before the file, and the file before the defaults.
 """
 
@@ -17,10 +17,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from service.errors import InvalidSetting
 from service.plugins import tiers
 from service.settings.answering import ModelSettings, RetrievalSettings
-from service.settings.encryption import EncryptionSettings
 from service.settings.fields import named_folders, parts
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
-from service.settings.storage import PlaceSettings, TierSettings
+from service.settings.storage import EncryptionSettings, PlaceSettings, TierSettings
 from service.shared import fleet_secret
 from service.shared.worker_settings import MIB, WorkerSettings
 
@@ -57,9 +56,7 @@ class Settings(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources, the first before the others."""
         file = FILE.get()
-        return (
-            (init_settings, env_settings) if file is None else (init_settings, env_settings, file)
-        )
+        return (init_settings, env_settings, *([] if file is None else [file]))
 
     @property
     def kv_dir(self) -> Path:
@@ -107,9 +104,8 @@ class Settings(
             model_folder: The model that it is to load.
             address: Where it is to listen.
             number: Which of the workers it is, from 0.
-            tenants_secret: Keys the chunks of named tenants, unless tenant_secret or fleet_secret
-                is set.
-            calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
+            tenants_secret: Keys the chunks of named tenants, where no setting does.
+            calibration: The file that `kvstitch tune` wrote for the model.
             shared: It runs by itself, for several gateways.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Where documents, jobs, keys and KV are kept."""
+"""Where documents, jobs, keys and KV are kept, and what encrypts them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from service import plugins
-from service.settings.fields import REDIS_SCHEMES, HttpUrl, default_data_dir
-from service.settings.secrets import ADDRESS
+from service.settings.fields import (
+    ADDRESS,
+    HttpUrl,
+    PostgresUrl,
+    RedisUrl,
+    default_data_dir,
+    parts,
+)
 
 
 class PlaceSettings(BaseModel):
     """Where documents, jobs and keys are kept, and where traces go."""
 
-    database: str = Field(
+    database: PostgresUrl = Field(
         "",
         description="PostgreSQL for documents, jobs and keys, which several gateways share, "
         "postgresql://user:password@host/name; empty: files in data_dir",
@@ -38,20 +44,13 @@ class PlaceSettings(BaseModel):
         repr=False,
         json_schema_extra=ADDRESS,
     )
-    counters_url: str = Field(
+    counters_url: RedisUrl = Field(
         "",
         description="Redis that counts requests and tokens per minute for all gateways together, "
         "redis://host:port/db or redis+cluster://host:port,host:port; empty: each counts its own",
         repr=False,
         json_schema_extra=ADDRESS,
     )
-
-    @field_validator("database")
-    @classmethod
-    def _postgresql_scheme(cls, value: str) -> str:
-        if value and not value.startswith(("postgresql://", "postgres://")):
-            raise ValueError("must start with postgresql://")
-        return value
 
     @field_validator("vectors")
     @classmethod
@@ -63,8 +62,6 @@ class PlaceSettings(BaseModel):
     @field_validator("counters_url")
     @classmethod
     def _same_names_everywhere(cls, value: str, info: ValidationInfo) -> str:
-        if value and not value.startswith(REDIS_SCHEMES):
-            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
         if value and not (info.data.get("database") or info.data.get("tenant_secret")):
             raise ValueError(
                 "gateways that count together must know tenants by one secret: set database or "
@@ -79,7 +76,7 @@ class TierSettings(BaseModel):
     codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
-    redis_url: str = Field(
+    redis_url: RedisUrl = Field(
         "",
         description="shared tier, redis://host:port/db, or redis+cluster://host:port,host:port of "
         "a Redis Cluster; empty: none",
@@ -106,27 +103,20 @@ class TierSettings(BaseModel):
     @property
     def kv_ttls(self) -> dict[str, float]:
         """Days that KV is kept, by collection; `*`: all others."""
-        pairs = (part.strip().rpartition("=") for part in self.kv_ttl.split(",") if part.strip())
+        pairs = (part.rpartition("=") for part in parts(self.kv_ttl))
         return {name.strip(): float(days) for name, _, days in pairs}
 
     @field_validator("kv_ttl")
     @classmethod
     def _days_by_collection(cls, value: str) -> str:
-        for part in (part for part in value.split(",") if part.strip()):
-            name, _, days = part.strip().rpartition("=")
+        for part in parts(value):
+            name, _, days = part.rpartition("=")
             try:
                 right = bool(name.strip()) and 0 < float(days) < float("inf")
             except ValueError:
                 right = False
             if not right:
-                raise ValueError(f"must be COLLECTION=DAYS by commas, not {part.strip()!r}")
-        return value
-
-    @field_validator("redis_url")
-    @classmethod
-    def _redis_scheme(cls, value: str) -> str:
-        if value and not value.startswith(REDIS_SCHEMES):
-            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
+                raise ValueError(f"must be COLLECTION=DAYS by commas, not {part!r}")
         return value
 
     @field_validator("s3_url")
@@ -140,15 +130,43 @@ class TierSettings(BaseModel):
     @field_validator("write_tiers")
     @classmethod
     def _tiers_that_are_set(cls, value: str, info: ValidationInfo) -> str:
-        names = [name.strip() for name in value.split(",") if name.strip()]
-        given = info.data
-        there = {
-            "ssd": given.get("ssd_tier_gib"),
-            "redis": given.get("redis_url"),
-            "s3": given.get("s3_url"),
-        }
-        for name in set(names).difference(plugins.tiers()):
-            if not there.get(name):
-                known = ", ".join(tier for tier, is_set in there.items() if is_set)
-                raise ValueError(f"there is no tier {name!r}; besides memory: {known or 'none'}")
-        return ",".join(names)
+        settings = {"ssd": "ssd_tier_gib", "redis": "redis_url", "s3": "s3_url"}
+        there = [tier for tier, setting in settings.items() if info.data.get(setting)]
+        for name in parts(value):
+            if name not in there and name not in plugins.tiers():
+                known = ", ".join(there) or "none"
+                raise ValueError(f"there is no tier {name!r}; besides memory: {known}")
+        return ",".join(parts(value))
+
+
+class EncryptionSettings(BaseModel):
+    """The key that wraps the keys of tenants; one of these, or KV is in the clear."""
+
+    encryption_key_file: Path | None = Field(
+        None,
+        description="file with the master key, 32 bytes in hex or base64: stored KV is "
+        "encrypted under keys of the tenants, which it wraps; empty: in the clear",
+    )
+    encryption_key: str = Field(
+        "", repr=False, description="the master key itself, instead of a file"
+    )
+    encryption_kms: str = Field(
+        "",
+        description="what wraps the tenants' keys instead of a master key: a command, called "
+        "with wrap or unwrap, or python:module:object",
+    )
+
+    @field_validator("encryption_key", "encryption_kms")
+    @classmethod
+    def _only_one(cls, value: str, info: ValidationInfo) -> str:
+        others = ("encryption_key_file", "encryption_key")
+        if value and any(info.data.get(name) for name in others):
+            raise ValueError(
+                "one of encryption_key_file, encryption_key and encryption_kms holds the key"
+            )
+        return value
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether stored KV is encrypted."""
+        return bool(self.encryption_key_file or self.encryption_key or self.encryption_kms)

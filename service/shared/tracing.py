@@ -6,34 +6,96 @@
         queue load prefill evict first_token decode
 
 Stages are measured in any case; their spans are written one after the other when the work is done.
-Spans hold counts and names of methods, but no question, document or tenant. What the conventions
-for generative AI name is called so (`service.shared.genai`), and measured by their histograms,
-which go to the same collector. The libraries of the extra `otel` are imported only when tracing
-starts.
+Names of spans, attributes and histograms are those of OpenTelemetry's conventions for generative AI
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/, opentelemetry-semantic-conventions 0.66b2; not
+stable yet); what would hold somebody's words (messages, queries, documents, the name of a
+collection) is left out. The libraries of the extra `otel` are imported only when tracing starts.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from service import __version__
 from service.errors import InvalidSetting, KvstitchError
-from service.shared import genai
-from service.shared.genai import OF_STAGES, Attributes, ServerMetrics
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer
 
-NO_STAGES: Mapping[str, float] = {}
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 NO_ATTRIBUTES: Attributes = {}
+NO_STAGES: Mapping[str, float] = {}
+Operation = Literal["chat", "text_completion", "embeddings", "retrieval"]
+
+OPERATION: Final = "gen_ai.operation.name"
+MODEL: Final = "gen_ai.request.model"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
+ERROR: Final = "error.type"
+# Stages of an answer that are operations by themselves.
+OF_STAGES: Final[Mapping[str, Operation]] = {"embed": "embeddings", "retrieve": "retrieval"}
+_LABELS: Final = (OPERATION, "gen_ai.provider.name", MODEL, "gen_ai.response.model", ERROR)
+# Borders as the conventions ask for them, in seconds.
+_DURATIONS: Final = tuple(0.01 * 2**power for power in range(14))
+_FIRST: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_BETWEEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+def attributes_of(
+    operation: Operation, model: str = "", **more: str | int | float | bool | None
+) -> Attributes:
+    """Return the attributes of an operation; `more` without `gen_ai.`, with `__` for other dots."""
+    found: dict[str, str | int | float | bool] = {
+        OPERATION: operation,
+        "gen_ai.provider.name": "kvstitch",
+    }
+    if model:
+        found[MODEL] = model
+    named = {f"gen_ai.{name.replace('__', '.')}": value for name, value in more.items()}
+    return {**found, **{name: value for name, value in named.items() if value is not None}}
+
+
+def span_name(operation: Operation, model: str = "") -> str:
+    return f"{operation} {model}".rstrip()
+
+
+class ServerMetrics:
+    """The histograms of a server of models, filled from what its spans say."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._duration = meter.create_histogram(
+            "gen_ai.server.request.duration", "s", explicit_bucket_boundaries_advisory=_DURATIONS
+        )
+        self._first = meter.create_histogram(
+            "gen_ai.server.time_to_first_token", "s", explicit_bucket_boundaries_advisory=_FIRST
+        )
+        self._between = meter.create_histogram(
+            "gen_ai.server.time_per_output_token", "s", explicit_bucket_boundaries_advisory=_BETWEEN
+        )
+
+    def observe(self, attributes: Attributes, seconds: float) -> None:
+        """Count a span that has ended, if it is of an operation."""
+        if OPERATION not in attributes:
+            return
+        labels = {name: attributes[name] for name in _LABELS if name in attributes}
+        self._duration.record(seconds, labels)
+        first, tokens = attributes.get(FIRST_CHUNK), attributes.get(OUTPUT_TOKENS)
+        if isinstance(first, float):
+            self._first.record(first, labels)
+            if isinstance(tokens, int) and tokens > 1:
+                self._between.record((seconds - first) / (tokens - 1), labels)
 
 
 class Tracing:
@@ -99,12 +161,10 @@ class Tracing:
     def begin(
         self, name: str, parent: str = "", *, ago_s: float = 0.0, served: bool = False
     ) -> Span:
-        """Begin a span.
+        """Begin a span, of work that began `ago_s` ago.
 
         Args:
-            name: Of the span.
             parent: Traceparent of the span that it belongs to; empty: none.
-            ago_s: How many seconds ago the work began.
             served: Whether it is what a request from outside asks for.
         """
         if self._provider is None:
@@ -148,13 +208,7 @@ class Span:
         attributes: Attributes = NO_ATTRIBUTES,
         error: str = "",
     ) -> None:
-        """End the span.
-
-        Args:
-            stages: Seconds of each stage, in order; each becomes a span of its own.
-            attributes: Of this span.
-            error: Why the work failed; empty: it did not.
-        """
+        """End the span; `stages`, in order, become spans of their own; `error`: why it failed."""
         if self._recorded is None:
             return
         from opentelemetry.trace import StatusCode, set_span_in_context
@@ -164,12 +218,12 @@ class Span:
         tracer = self._recorded.tracer
         for stage, seconds in stages.items():
             operation = OF_STAGES.get(stage)
-            told = None if operation is None else genai.of(operation)
+            told = None if operation is None else attributes_of(operation)
             part = tracer.start_span(operation or stage, inside, attributes=told, start_time=at)
             at += int(1e9 * seconds)
             part.end(at)
         if error:
-            attributes = {**attributes, genai.ERROR: error}
+            attributes = {**attributes, ERROR: error}
             span.set_status(StatusCode.ERROR, error)
         span.set_attributes(attributes)
         ended = time.time_ns()

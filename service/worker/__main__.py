@@ -20,7 +20,7 @@ from contextlib import ExitStack
 
 from kvstore import TierError, TierUnavailable
 from service.errors import KvstitchError
-from service.shared import free_memory, logs
+from service.shared import logs, resources
 from service.shared.worker_settings import WorkerSettings
 from service.worker.server.composition import Composition, load_model
 from service.worker.server.worker_server import WorkerServer
@@ -66,7 +66,7 @@ def serve(settings: WorkerSettings) -> int:
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signal_number, lambda *_: server.drain())
             threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
-            free_memory.look_after()
+            resources.look_after_memory()
             log.info("serving %s at %s", settings.model, parts.link.address)
             server.run()
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 from kvstitch_audit.audit_log import SERVICE, AuditLog, now
 from kvstitch_audit.chain import Event
 from service.settings import Settings
-from service.settings.secrets import IS_SET, hidden
+from service.settings.fields import IS_SET, hidden
 
 CHANGED = "settings"  # the entry's action
 

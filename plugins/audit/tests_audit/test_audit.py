@@ -29,7 +29,7 @@ from service.errors import DiskFull
 from service.gateway.service_database import shared_database
 from service.messages.requests import Generate
 from service.settings import all_settings, load
-from service.settings.secrets import IS_SET, hidden
+from service.settings.fields import IS_SET, hidden
 from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, asking, running, until

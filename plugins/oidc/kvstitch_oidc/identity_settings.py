@@ -6,8 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.settings.fields import SCOPES, is_loopback, parts
-from service.settings.secrets import ADDRESS
+from service.settings.fields import ADDRESS, SCOPES, is_loopback, parts
 
 # What proves who signed: never `none`, and never HMAC, whose key would have to be ours as well.
 ALGORITHMS = (

@@ -21,7 +21,7 @@ from service.cli.documents.folder import UnsendableDocument, scan
 from service.cli.options import add_setting_options, minutes, settings_of
 from service.cli.output import console, emit
 from service.cli.service_client import WrongArgument
-from service.shared import torch_environment
+from service.shared import resources
 
 if TYPE_CHECKING:
     from kvstitch_tune.run import Outcome, Plan
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run, or go on with, a tuning; 0 when the report is written."""
-    torch_environment.prepare()
+    resources.prepare_torch()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.gateway.data_folder import UMASK
 

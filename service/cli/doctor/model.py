@@ -19,7 +19,7 @@ from service.models.gguf_checks import check as check_gguf
 from service.models.gguf_file import quantisation, read_header
 from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
 from service.settings import Settings, calibration, demo_model
-from service.shared import free_memory, model_fingerprint
+from service.shared import model_fingerprint, resources
 from service.shared.worker_settings import MIB
 from service.worker.model.folder_checks import (
     facts,
@@ -128,7 +128,7 @@ def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
     files = sorted(folder.glob("*.safetensors"))
     total = sum(file.stat().st_size for file in files)
     need = settings.workers * total + settings.memory_tier_mib * MIB
-    free = free_memory.available()
+    free = resources.free_memory()
     if settings.device.startswith("cuda") or free is None or need <= free:
         yield ok("weights", f"{size(total)}, whole")
     else:

@@ -26,8 +26,7 @@ from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
-from service.shared import genai
-from service.shared.tracing import Tracing
+from service.shared.tracing import Tracing, attributes_of, span_name
 
 
 class NumberedEvent(NamedTuple):
@@ -143,7 +142,7 @@ class AnswerService:
         opened = AnswerGroup()
         for request in requests:
             fusion_label, slot, model = "none", None, self._prompts.model
-            name = genai.span_name(call.operation, model)
+            name = span_name(call.operation, model)
             span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
             try:
                 plan = self._validator.validate(request, call)
@@ -156,7 +155,7 @@ class AnswerService:
                 if slot is not None:
                     slot.close()
                 self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
-                attributes = genai.of(call.operation, model)
+                attributes = attributes_of(call.operation, model)
                 span.end(attributes=attributes, error=outcome_of(error))
                 await opened.aclose()
                 raise

@@ -22,9 +22,7 @@ from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
-from service.shared import genai
-from service.shared.genai import Attributes
-from service.shared.tracing import Span
+from service.shared.tracing import OUTPUT_TOKENS, Attributes, Span, attributes_of
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class AnswerStream:
         made = done.report.completion_tokens - self._after_stop
         report = replace(done.report, completion_tokens=made)
         self._told = {
-            genai.OUTPUT_TOKENS: report.completion_tokens,
+            OUTPUT_TOKENS: report.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
             "gen_ai.response.finish_reasons": [done.finish_reason],
         }
@@ -226,7 +224,7 @@ class AnswerStream:
             self.metrics.disconnects.inc()
         failed = outcome not in ("ok", DEADLINE, DISCONNECT)
         generate, first = self.plan.generate, self._first_token_at
-        attributes = genai.of(
+        attributes = attributes_of(
             self.call.operation,
             self.prompts.model,
             request__max_tokens=generate.sampling.max_tokens,

@@ -33,8 +33,7 @@ from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
-from service.shared.free_memory import give_back
-from service.shared.priority import behind_answers
+from service.shared.resources import behind_answers, give_back
 
 P = ParamSpec("P")
 T = TypeVar("T")

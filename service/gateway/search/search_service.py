@@ -13,8 +13,7 @@ from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
 from service.gateway.search.search_query import search_query
 from service.settings import Settings
-from service.shared import genai
-from service.shared.tracing import Tracing, failure
+from service.shared.tracing import Tracing, attributes_of, failure
 
 
 class SearchService:
@@ -46,7 +45,7 @@ class SearchService:
     async def search(self, request: SearchRequest, call: CallContext) -> SearchResults:
         """Find passages. Raises KvstitchError."""
         span = self._tracing.begin("retrieval", call.traceparent, ago_s=call.ago_s, served=True)
-        told = genai.of("retrieval", request__top_k=request.top_k)
+        told = attributes_of("retrieval", request__top_k=request.top_k)
         try:
             found = await self._found(request, call)
         except BaseException as error:

@@ -33,8 +33,7 @@ from service.gateway.schemas.search import EmbeddingsRequest, RerankRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
-from service.shared import genai
-from service.shared.tracing import Tracing, failure
+from service.shared.tracing import Tracing, attributes_of, failure, span_name
 
 # One call may keep the embedder busy for a minute: more of them would only wait, and take the
 # places of answers meanwhile.
@@ -137,9 +136,9 @@ class EmbeddingService:
                 "shortened: leave it out",
                 field="dimensions",
             )
-        name = genai.span_name("embeddings", space.name)
+        name = span_name("embeddings", space.name)
         span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
-        told = genai.of("embeddings", space.name, embeddings__dimension__count=space.dim)
+        told = attributes_of("embeddings", space.name, embeddings__dimension__count=space.dim)
         try:
             with self._limit.place(call.principal.key_id):
                 vectors, tokens = await before_deadline(self._vectors(texts), call)

@@ -21,7 +21,7 @@ from pathlib import Path
 from service.errors import KvstitchError
 from service.gateway.worker_client import sockets
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
-from service.shared import logs, torch_environment
+from service.shared import logs, resources
 from service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Supervisor:
             stdin=PIPE,
             stderr=PIPE,
             process_group=0,
-            env={**torch_environment.ENVIRONMENT, **os.environ, **self._environment},
+            env={**resources.TORCH_ENVIRONMENT, **os.environ, **self._environment},
         )
         self._process = process
         if self._draining.is_set():

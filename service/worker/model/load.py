@@ -17,7 +17,7 @@ from transformers.utils import import_utils
 
 from kvstore.format.chunk_identity import DTYPES
 from service.errors import ModelRefused
-from service.shared.free_memory import available
+from service.shared.resources import free_memory
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.model.folder_checks import (
@@ -180,7 +180,7 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
     if decoder.device.type == "cuda":
         free = torch.cuda.mem_get_info(decoder.device)[0] // 2
     else:
-        free = (available() or 0) // 4
+        free = (free_memory() or 0) // 4
     most = max_running * decoder.max_context
     return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from service.messages import wire
 from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
 from service.messages.requests import Message
-from service.shared.genai import Attributes
-from service.shared.tracing import Span, Tracing
+from service.shared.tracing import Attributes, Span, Tracing
 from service.worker.server.link import Link, Outlet
 
 

@@ -17,7 +17,7 @@ from service.gateway.composition import Gateway
 from service.gateway.server import make_server
 from service.gateway.workers import ProcessOptions
 from service.settings import Settings, load
-from service.settings.reloading import RELOADABLE
+from service.settings.loading import RELOADABLE
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until
 

@@ -20,7 +20,7 @@ from service.gateway.documents.parsing.file_kinds import (
 from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from service.plugins import hooks, load_object, manager, registered
 from service.settings import Settings, load, unknown_variables
-from service.settings.reloading import Reload
+from service.settings.loading import Reload
 from service.worker.methods.registry import fusion_methods
 from tests.service.plugins.example import ExampleSettings
 from tests.service.plugins.loaded import plugins

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidSetting
-from service.settings import all_settings, config_file, load, unknown_variables
-from service.settings.config_file import find_file, read_file
-from service.settings.loading import sources
-from service.settings.secrets import hidden, is_address, masked
+from service.settings import all_settings, load, loading, unknown_variables
+from service.settings.fields import hidden, is_address, masked
+from service.settings.loading import find_file, read_file, sources
 from service.settings.settings import Settings
 
 
@@ -24,7 +23,7 @@ def nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(config_file, "SYSTEM_FILE", tmp_path / "etc" / "kvstitch.toml")
+    monkeypatch.setattr(loading, "SYSTEM_FILE", tmp_path / "etc" / "kvstitch.toml")
 
 
 def written(path: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
 from service.plugins import hooks
 from service.settings import Settings
-from service.shared import torch_environment
+from service.shared import resources
 
 if TYPE_CHECKING:
     from kvstitch_ray.bulk.records import Progress
@@ -85,7 +85,7 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ingest the whole input; 1 if a document or a range failed."""
-    torch_environment.prepare()
+    resources.prepare_torch()
     if args.input is None:
         raise WrongArgument("say what to ingest: --input s3://bucket/prefix, DIR or FILE.jsonl")
     settings = _settings(args)

@@ -26,7 +26,7 @@ from service.errors import InvalidSetting, KvstitchError
 from service.gateway.data_folder import UMASK
 from service.gateway.worker_client.connection import WorkerConnection
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.shared import torch_environment
+from service.shared import resources
 
 log = logging.getLogger("kvstitch.cluster")
 
@@ -164,7 +164,7 @@ class ClusterWorker:
 def _environment() -> dict[str, str]:
     """Return variables with which a process loads the same kvstitch as this one."""
     search_path = os.pathsep.join(filter(None, sys.path))
-    return {**torch_environment.ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
+    return {**resources.TORCH_ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
 
 
 def free_address(host: str, ports: tuple[int, int] | None, before: str = "") -> str:

@@ -29,7 +29,7 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.plugins import PictureReader, hooks
 from service.settings import Settings
-from service.shared.priority import behind_all
+from service.shared.resources import behind_all
 from service.shared.worker_settings import MIB
 
 LONG_S = 2.0

@@ -24,7 +24,7 @@ from service.gateway.documents.parsing.parsed_file import (
     ParsedFile,
     ParseWarning,
 )
-from service.shared.priority import behind_answers
+from service.shared.resources import behind_answers
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from service.gateway.documents.parsing import parser
 from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
-from service.shared import priority
+from service.shared import resources
 from tests.service.gateway.documents.pdfs import make_pdf
 
 pytestmark = pytest.mark.exhaustive
@@ -241,7 +241,7 @@ async def test_a_file_that_takes_long_comes_behind_others(monkeypatch: pytest.Mo
 
     def behind_all(pid: int) -> None:
         before = os.getpriority(os.PRIO_PROCESS, pid)
-        priority.behind_all(pid)
+        resources.behind_all(pid)
         seen.append((before, os.getpriority(os.PRIO_PROCESS, pid), os.getsid(pid)))
         assert os.getpgid(pid) == pid
 
@@ -249,4 +249,4 @@ async def test_a_file_that_takes_long_comes_behind_others(monkeypatch: pytest.Mo
     monkeypatch.setattr(parser, "behind_all", behind_all)
     with pytest.raises(InvalidRequest, match="more than 1 s of CPU"):
         await parse_file("md", b"[" * 3_000_000, replace(LIMITS, cpu_s=1))
-    assert seen == [(priority.NICE, priority.LONG_NICE, os.getsid(0))]
+    assert seen == [(resources.NICE, resources.LONG_NICE, os.getsid(0))]

@@ -16,7 +16,7 @@ from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
-from service.shared.priority import NICE
+from service.shared.resources import NICE
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 BOUNDS = Bounds(10, 10_000)

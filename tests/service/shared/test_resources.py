@@ -1,18 +1,19 @@
-"""Freed memory goes back to the system, also where pieces in use lie between it."""
+"""Freed memory goes back to the system, and torch keeps few programs for shapes."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from service.shared import free_memory
+from service.shared import resources
 
 PROGRAM = """
-from service.shared.free_memory import give_back
+from service.shared.resources import give_back
 
 def held():
     with open("/proc/self/status", encoding="ascii") as file:
@@ -28,11 +29,11 @@ print(before - held(), sum(map(len, kept)))
 
 QUIET = """
 import gc, time
-from service.shared import free_memory
+from service.shared import resources
 
-free_memory.LOOK_EVERY_S = 0.2
+resources.LOOK_EVERY_S = 0.2
 kept = [{} for _ in range(100_000)]
-free_memory.look_after()
+resources.look_after_memory()
 assert len(gc.get_objects()) < 10_000  # what a collection looks at
 
 pieces = [bytes([number % 256]) * 2000 for number in range(50_000)]
@@ -67,9 +68,9 @@ def test_what_lies_between_pieces_in_use_is_given_back() -> None:
 def test_threads_share_heaps() -> None:
     program = """
 import ctypes, re, threading
-from service.shared import free_memory
+from service.shared import resources
 
-free_memory.share_heaps()
+resources.share_heaps()
 ends = threading.Event()
 begun = [threading.Event() for _ in range(8)]
 
@@ -91,7 +92,7 @@ ends.set()
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.count("<heap nr=") == free_memory.HEAPS
+    assert done.stdout.count("<heap nr=") == resources.HEAPS
 
 
 @GNU
@@ -105,23 +106,84 @@ def test_a_process_that_is_quiet_gives_back_what_it_took() -> None:
 
 
 def test_what_files_take_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "PROC", tmp_path)
-    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
-    assert free_memory.available() is None
+    monkeypatch.setattr(resources, "PROC", tmp_path)
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
+    assert resources.free_memory() is None
     (tmp_path / "meminfo").write_text(
         "MemTotal: 24000 kB\nMemFree: 300 kB\nMemAvailable: 9000 kB\n"
     )
-    assert free_memory.available() == 9000 * 1024
+    assert resources.free_memory() == 9000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("3000000\n")
     (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 1500000\n")
-    assert free_memory.available() == 9000 * 1024
+    assert resources.free_memory() == 9000 * 1024
     (tmp_path / "memory.max").write_text("4000000\n")
-    assert free_memory.available() == 2_500_000
+    assert resources.free_memory() == 2_500_000
     (tmp_path / "memory.current").write_text("9000000\n")
-    assert free_memory.available() == 0
+    assert resources.free_memory() == 0
 
 
 def test_of_this_machine() -> None:
-    free = free_memory.available()
+    free = resources.free_memory()
     assert free is not None and free > 0
+
+
+PRODUCTS = """
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+from service.shared import resources
+
+resources.prepare_torch()
+import torch
+
+
+def mib():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+torch.set_num_threads(1)
+weight = torch.randn(1536, 576, dtype=torch.bfloat16)
+rows = torch.randn(480, 576, dtype=torch.bfloat16)
+together = Barrier(THREADS)
+
+
+def multiply(first):
+    together.wait()
+    with torch.inference_mode():
+        for count in range(first, first + 400 // THREADS):
+            torch.nn.functional.linear(rows[:count], weight)
+    together.wait()  # what a thread keeps goes with it
+
+
+torch.nn.functional.linear(rows, weight)
+before = mib()
+with ThreadPoolExecutor(THREADS) as pool:
+    found = pool.map(multiply, range(8, 408, 400 // THREADS))
+    list(found)
+    print(mib() - before)
+"""
+
+CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # torch's own are 1,024
+
+
+def grown(threads: int, environment: dict[str, str]) -> float:
+    """What the process has grown by, in MiB."""
+    made = subprocess.run(
+        [sys.executable, "-c", PRODUCTS.replace("THREADS", str(threads))],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return float(made.stdout)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_products_of_ever_new_shapes_take_little_memory(threads: int) -> None:
+    """How large a program is differs between processors, and those of old ones need none."""
+    unbounded = grown(threads, dict.fromkeys(CAPACITIES, "1024"))
+    assert grown(threads, {}) < max(unbounded / 2, 10)
