@@ -39,7 +39,7 @@ KvstitchError                 500  internal_error          base; never raised it
     └── PluginFailed          500  plugin_failed           a plugin cannot be loaded
 
 The gateway turns these into responses in one place, `service.gateway.http.problems`. The command
-line adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
+line adds one more, `service.cli.options.CommandError`: what a command cannot go on with.
 """
 
 from __future__ import annotations

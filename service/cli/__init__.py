@@ -30,9 +30,8 @@ from service.cli import (
 )
 from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
-from service.cli.options import DEFAULT_URL
+from service.cli.options import DEFAULT_URL, WrongArgument, as_command_error
 from service.cli.output import report_error
-from service.cli.service_client import WrongArgument, as_command_error
 from service.errors import InvalidRequest, InvalidSetting, KvstitchError
 from service.plugins import hooks
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from retriever.readers import ALL_GROUPS, View
+from service.cli.options import WrongArgument
 from service.cli.output import console, emit, table
-from service.cli.service_client import WrongArgument
 from service.gateway.auth.quotas import Limits
 from service.gateway.schemas.fields import composed
 from service.plugins import hooks

@@ -17,9 +17,8 @@ from kvstitch.client.options import GenerateOptions
 from kvstitch.client.sync_client import AnswerStream
 from kvstitch.records.answers import MethodInfo
 from service.cli import answer_tables
-from service.cli.options import add_client_options, parse_pairs
+from service.cli.options import WrongArgument, add_client_options, client, message_of, parse_pairs
 from service.cli.output import console, emit, emit_line, plain
-from service.cli.service_client import WrongArgument, client, message_of
 
 FULL_PREFILL = "vanilla"
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.cli.options import WrongArgument
 from service.cli.output import console, emit, table
-from service.cli.service_client import WrongArgument
 from service.plugins import hooks
 from service.settings import Settings, load
 

@@ -29,9 +29,8 @@ from typing import Any, Final, Literal
 
 from kvstitch.client import Client, errors
 from kvstitch.records.answers import SearchResult
-from service.cli.options import add_client_options, positive
+from service.cli.options import WrongArgument, add_client_options, client, positive
 from service.cli.output import console, emit, progress_bars, table
-from service.cli.service_client import WrongArgument, client
 
 Mode = Literal["sparse", "dense", "hybrid"]
 MODES: Final[tuple[Mode, ...]] = ("sparse", "dense", "hybrid")

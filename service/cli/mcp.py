@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from service import __version__
-from service.cli.options import add_client_options
-from service.cli.service_client import CommandError
+from service.cli.options import CommandError, add_client_options
 
 if TYPE_CHECKING:
     import httpx2

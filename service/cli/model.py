@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from service.cli.options import WrongArgument
 from service.cli.output import console, emit, size, table
-from service.cli.service_client import WrongArgument
 from service.models.download import NAMED_MODELS
 from service.models.model_cache import ModelCache
 from service.models.model_finder import BYTES_OF, ModelFinder, to_stderr

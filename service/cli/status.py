@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.cli.options import add_client_options
+from service.cli.options import add_client_options, client
 from service.cli.output import console, emit, plain, size, table
-from service.cli.service_client import client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.cli.options import WrongArgument
 from service.cli.output import emit
-from service.cli.service_client import WrongArgument
 from service.settings import load
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from service.cli.documents import files
-from service.cli.documents.folder import UnsendableDocument, scan
-from service.cli.options import add_setting_options, minutes, settings_of
+from service.cli.documents import sources
+from service.cli.documents.sources import UnsendableDocument, scan
+from service.cli.options import WrongArgument, add_setting_options, minutes, settings_of
 from service.cli.output import console, emit
-from service.cli.service_client import WrongArgument
 from service.shared import resources
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     from service.gateway.documents.parsing.file_kinds import file_kind
 
     found = scan([folder])
-    contents = [*found.failed, *files.read(found.sources, {})]
+    contents = [*found.failed, *sources.read(found.sources, {})]
     if len(contents) > MAX_DOCUMENTS:
         contents = random.Random(seed).sample(contents, MAX_DOCUMENTS)
     parser = DocumentParser(FileLimits.of(settings))
@@ -198,9 +197,9 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
         for number, read in enumerate(contents):
             if isinstance(read, UnsendableDocument):
                 print(f"left out: {read.message}", file=sys.stderr)
-            if not isinstance(read, files.DocumentToSend):
+            if not isinstance(read, sources.DocumentToSend):
                 continue
-            row = json.loads(read.content) if read.media_type == files.ROW else None
+            row = json.loads(read.content) if read.media_type == sources.ROW else None
             content = read.content if row is None else str(row["text"]).encode()
             kind = "text" if row else file_kind(read.doc_id, read.media_type, content)
             title = (row or {}).get("title", "")

@@ -9,12 +9,16 @@ from urllib.parse import urldefrag, urlsplit
 from xml.etree import ElementTree
 
 from kvstitch_web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
-from service.cli.documents.files import DocumentToSend, Read
-from service.cli.documents.folder import OTHER_KIND, SkippedFile, UnsendableDocument
 from service.cli.documents.ingest import add_document_options, send
-from service.cli.documents.ingest_run import Ingest
-from service.cli.options import parse_pairs, positive
-from service.cli.service_client import CommandError, WrongArgument
+from service.cli.documents.sending import Ingest
+from service.cli.documents.sources import (
+    OTHER_KIND,
+    DocumentToSend,
+    Read,
+    SkippedFile,
+    UnsendableDocument,
+)
+from service.cli.options import CommandError, WrongArgument, parse_pairs, positive
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.charsets import decode
 from service.gateway.documents.parsing.file_kinds import kind_of_media_type

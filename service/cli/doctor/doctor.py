@@ -16,9 +16,8 @@ from rich.text import Text
 
 from service import __version__
 from service.cli.doctor import Finding, fail, ok, warn
-from service.cli.options import add_client_options, add_settings, settings_of
+from service.cli.options import add_client_options, add_settings, client, settings_of
 from service.cli.output import console, emit, plain, table
-from service.cli.service_client import client
 from service.errors import KvstitchError
 from service.settings import unknown_variables
 

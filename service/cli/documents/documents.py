@@ -8,46 +8,46 @@ import sys
 from typing import Any
 
 from kvstitch.client import Receipt
-from service.cli.options import add_action, add_client_options, parse_pairs, positive
+from service.cli.options import (
+    CommandError,
+    WrongArgument,
+    add_action,
+    add_client_options,
+    client,
+    parse_pairs,
+    positive,
+)
 from service.cli.output import console, emit, moment, plain, table
-from service.cli.service_client import CommandError, WrongArgument, client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=listing, limit=100, all=False, collection=None)
     add_client_options(parser)
     actions = parser.add_subparsers(metavar="ACTION")
-    list_command = add_action(actions, "list", listing, "documents (also without ACTION)")
-    list_command.add_argument("--limit", type=positive, default=100, help="default: 100")
-    list_command.add_argument("--all", action="store_true")
-    show_command = add_action(actions, "show", show, "one document")
-    show_command.add_argument("doc_id", metavar="DOC_ID")
-    show_command.add_argument("--text", action="store_true", help="its whole text and nothing else")
-    text_command = add_action(
-        actions, "text", text, "what is stored of a document, and what is not"
-    )
-    text_command.add_argument("doc_id", metavar="DOC_ID")
-    text_command.add_argument("--chunks", action="store_true", help="a line before each chunk")
-    delete_command = add_action(actions, "delete", delete, "remove text, vectors and KV everywhere")
-    delete_command.add_argument("doc_id", metavar="DOC_ID", nargs="*")
-    delete_command.add_argument("--filter", action="append", metavar="NAME=VALUE", help="or JSON")
-    delete_command.add_argument("--all", action="store_true", help="the whole collection")
-    delete_command.add_argument("--yes", action="store_true", help="do not ask")
-    receipt_command = add_action(actions, "receipt", receipt, "a deletion's receipt, as it is now")
-    receipt_command.add_argument("receipt_id", metavar="RECEIPT_ID")
-    pin_command = add_action(actions, "pin", pin, "keep documents' KV stored")
-    pin_command.add_argument("doc_id", metavar="DOC_ID", nargs="+")
-    unpin_command = add_action(actions, "unpin", unpin, "let it be evicted like any other")
-    unpin_command.add_argument("doc_id", metavar="DOC_ID", nargs="+")
-    for action in (
-        list_command,
-        show_command,
-        text_command,
-        delete_command,
-        pin_command,
-        unpin_command,
+    made = add_action(actions, "list", listing, "documents (also without ACTION)")
+    made.add_argument("--limit", type=positive, default=100, help="default: 100")
+    made.add_argument("--all", action="store_true")
+    for name, command, many, help in (
+        ("show", show, None, "one document"),
+        ("text", text, None, "what is stored of a document, and what is not"),
+        ("delete", delete, "*", "remove text, vectors and KV everywhere"),
+        ("pin", pin, "+", "keep documents' KV stored"),
+        ("unpin", unpin, "+", "let it be evicted like any other"),
     ):
-        action.add_argument("--collection", help="default: default")
+        made = add_action(actions, name, command, help)
+        made.add_argument("doc_id", metavar="DOC_ID", nargs=many)
+    for made in actions.choices.values():
+        made.add_argument("--collection", help="default: default")
+    add = actions.choices["show"].add_argument
+    add("--text", action="store_true", help="its whole text and nothing else")
+    add = actions.choices["text"].add_argument
+    add("--chunks", action="store_true", help="a line before each chunk")
+    add = actions.choices["delete"].add_argument
+    add("--filter", action="append", metavar="NAME=VALUE", help="or JSON")
+    add("--all", action="store_true", help="the whole collection")
+    add("--yes", action="store_true", help="do not ask")
+    made = add_action(actions, "receipt", receipt, "a deletion's receipt, as it is now")
+    made.add_argument("receipt_id", metavar="RECEIPT_ID")
     add_action(actions, "collections", collections, "collections that have documents")
 
 
@@ -61,15 +61,10 @@ def listing(args: argparse.Namespace) -> int:
         emit(found)
         return 0
     if not found:
-        known = args.collection is None
-        print(
-            "no documents"
-            if known
-            else plain(
-                f"there is no collection {args.collection}: `kvstitch documents collections` "
-                "lists them"
-            )
-        )
+        lists = "`kvstitch documents collections` lists them"
+        none = "no documents" if args.collection is None else (
+            f"there is no collection {args.collection}: {lists}")  # fmt: skip
+        print(plain(none))
         return 0
     numbers = ("characters", "chunks", "tokens")
     shown = table("document", "title", *numbers, "pinned", "updated", "metadata", numbers=numbers)
@@ -133,16 +128,9 @@ def text(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete by id, by filter, or a whole collection, and show the receipt.
-
-    Raises:
-        CommandError: Some of the ids were not there; the others are deleted.
-    """
-    chosen = [bool(args.doc_id), args.filter is not None, args.all]
-    if sum(chosen) != 1:
-        raise WrongArgument(
-            "say what to delete: either DOC_ID…, --filter, or --all of a collection"
-        )
+    """Delete by id, by filter, or a whole collection, and show the receipt."""
+    if sum([bool(args.doc_id), args.filter is not None, args.all]) != 1:
+        raise WrongArgument("say what to delete: DOC_ID…, --filter, or --all of a collection")
     where = parse_pairs(args.filter, "--filter")
     if args.filter is not None and not where:
         raise WrongArgument("--filter is empty: --all deletes all documents of a collection")
@@ -150,13 +138,11 @@ def delete(args: argparse.Namespace) -> int:
     if not args.doc_id and not args.yes:
         _confirm(collection, where)
     with client(args) as service:
-        receipt = (
-            service.delete_collection(collection)
-            if args.all
-            else service.delete_documents(
-                args.doc_id or None, filter=where or None, collection=collection
-            )
-        )
+        if args.all:
+            receipt = service.delete_collection(collection)
+        else:
+            doc_ids = args.doc_id or None
+            receipt = service.delete_documents(doc_ids, filter=where or None, collection=collection)
     _show_receipt(receipt, as_json=args.json)
     missing = len(set(args.doc_id)) - receipt.documents
     if args.doc_id and missing > 0:
@@ -212,17 +198,20 @@ def _show_receipt(found: Receipt, *, as_json: bool) -> None:
     if as_json:
         emit(found.raw)
         return
-    copies = ", ".join(f"{n} {tier}" for tier, n in sorted(found.kv.items())) or "none"
+    copies = ", ".join(f"{n} {tier}" for tier, n in sorted(found.kv.items()))
     shown = table("receipt", found.receipt_id)
-    shown.add_row("state", found.state)
-    shown.add_row("collection", plain(found.collection))
-    shown.add_row("documents", str(found.documents))
-    shown.add_row("chunks", str(found.chunks))
-    shown.add_row("copies of KV", copies)
-    shown.add_row("still owed", f"{found.owed_chunks} chunks")
-    shown.add_row("not reached", ", ".join(found.unreached) or "-")
-    shown.add_row("began", moment(found.created))
-    shown.add_row("completed", moment(found.completed) if found.completed else "-")
+    for name, value in {
+        "state": found.state,
+        "collection": found.collection,
+        "documents": found.documents,
+        "chunks": found.chunks,
+        "copies of KV": copies or "none",
+        "still owed": f"{found.owed_chunks} chunks",
+        "not reached": ", ".join(found.unreached) or "-",
+        "began": moment(found.created),
+        "completed": moment(found.completed) if found.completed else "-",
+    }.items():
+        shown.add_row(name, plain(value))
     console().print(shown)
     if found.state == "owed":
         print(

@@ -1,10 +1,4 @@
-"""`kvstitch ingest`: sends documents, and shows a progress bar until their KV is stored.
-
-    files ── batches ── POST with a key made from their content ── jobs ── polled until they end
-
-An interrupted ingest can be repeated: for a batch whose job is still open the service answers with
-that job. A batch whose job has ended is sent again, which changes nothing that is stored already.
-"""
+"""`kvstitch ingest`: sends documents, and shows a progress bar until their KV is stored."""
 
 from __future__ import annotations
 
@@ -12,11 +6,16 @@ import argparse
 from collections.abc import Iterable, Sequence
 
 from service.cli.documents import watch
-from service.cli.documents.files import Read, count, read
-from service.cli.documents.folder import SourceFile, scan, wanted_suffixes
-from service.cli.documents.ingest_run import Ingest
-from service.cli.options import add_client_options, parse_pairs, positive, seconds
-from service.cli.service_client import CommandError, client
+from service.cli.documents.sending import Ingest
+from service.cli.documents.sources import Read, SourceFile, count, read, scan, wanted_suffixes
+from service.cli.options import (
+    CommandError,
+    add_client_options,
+    client,
+    parse_pairs,
+    positive,
+    seconds,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

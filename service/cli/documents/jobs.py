@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 
 from kvstitch.client import Client, Job
-from service.cli.documents.upload import poll
-from service.cli.options import add_action, add_client_options, positive
+from service.cli.documents.sending import poll
+from service.cli.options import add_action, add_client_options, client, positive
 from service.cli.output import (
     console,
     emit,
@@ -21,7 +21,6 @@ from service.cli.output import (
     table,
     time_left,
 )
-from service.cli.service_client import client
 
 WATCH_S = 1.0
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")

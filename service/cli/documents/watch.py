@@ -3,12 +3,9 @@
     scan ── what is new or changed, and quiet since the last scan ── ingest
        └── what is gone since two scans ── deleted, with --delete-removed
 
-Nothing is deleted while the file is there, whatever the reason why it cannot be read: rights,
-another encoding, a line that is no JSON, nothing in it for the moment.
-
-What has been ingested is known by (modification time, size, inode) and kept in memory: the first
-round sends everything, which changes nothing that is stored already. A round that fails because the
-service is away is made again.
+Nothing is deleted while the file is there, whatever the reason why it cannot be read. What has been
+ingested is kept in memory: the first round sends everything, which changes nothing that is stored
+already, and a round that fails because the service is away is made again.
 """
 
 from __future__ import annotations
@@ -18,23 +15,25 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kvstitch.client import Client, errors
-from service.cli.documents.files import DocumentToSend, Read, read
-from service.cli.documents.folder import (
+from service.cli.documents.account import sentence
+from service.cli.documents.sending import Ingest
+from service.cli.documents.sources import (
+    DocumentToSend,
     Found,
+    Read,
     SourceFile,
     UnsendableDocument,
+    read,
     scan,
     unreadable,
 )
-from service.cli.documents.ingest_run import Ingest, sentence
+from service.cli.options import WrongArgument, client, message_of
 from service.cli.output import console, emit_line, plain
-from service.cli.service_client import WrongArgument, message_of
-from service.cli.service_client import client as connect
 
-Signature = tuple[int, int, int]
+Signature = tuple[int, int, int]  # modification time, size, inode
 Name = tuple[str, str]  # collection, doc_id
 DELETED_AT_ONCE = 1000  # documents in one call
 _TEMPORARY = (409, 429, 502, 503, 504, 507)
@@ -49,7 +48,7 @@ class Known:
     device: int | None = None  # of its folder: another one means that something was unmounted
 
 
-def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
+def run(args: argparse.Namespace, metadata: dict[str, Any]) -> NoReturn:
     """Watch a folder; ends only by an error or an interrupt."""
     if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait:
         raise WrongArgument("--watch takes one folder, and no --no-wait")
@@ -85,9 +84,12 @@ class Watch:
         gone = self._gone(found, seen)
         self._seen = seen
         try:
-            with connect(self._args) as client:
-                self._ingest(client, found, quiet)
-                self._forget(client, gone)
+            with client(self._args) as service:
+                self._ingest(service, found, quiet)
+                for path in gone:
+                    self._delete(service, path, self._known[path].names)
+                    del self._known[path]
+                    self._missing.discard(path)
         except errors.KvstitchError as error:
             away = isinstance(error, errors.ConnectionFailed) or error.status in _TEMPORARY
             if not away:
@@ -121,7 +123,7 @@ class Watch:
         return gone
 
     def _ingest(self, client: Client, found: Found, sources: Sequence[SourceFile]) -> None:
-        hidden = list(_unreadable(sources))
+        hidden = [document for source in sources if (document := _unreadable(source))]
         unread = {document.doc_id for document in hidden}
         sources = [source for source in sources if source.doc_id not in unread]
         ingest = Ingest(self._args, self._metadata, total=len(sources))
@@ -159,21 +161,13 @@ class Watch:
         """Yield the documents, and note the names of each file's, and files that were read whole:
         only their names say which lines are gone."""
         for source in sources:
-            faults = False
+            whole.add(source.path)
             for document in read([source], self._metadata):
                 if isinstance(document, DocumentToSend):
                     names[source.path].add((document.collection, document.doc_id))
                 else:
-                    faults = True
+                    whole.discard(source.path)
                 yield document
-            if not faults:
-                whole.add(source.path)
-
-    def _forget(self, client: Client, gone: Sequence[Path]) -> None:
-        for path in gone:
-            self._delete(client, path, self._known[path].names)
-            del self._known[path]
-            self._missing.discard(path)
 
     def _delete(self, client: Client, path: Path, names: set[Name]) -> None:
         """Delete documents whose file, or line, is gone, if that is wanted; say so in any case."""
@@ -181,17 +175,17 @@ class Watch:
         names = names - {n for other, k in self._known.items() if other != path for n in k.names}
         if not names:
             return
-        event = "removed"
         if self._args.delete_removed:
-            event = "deleted"
-            for collection in sorted({collection for collection, _ in names}):
+            for collection in {collection for collection, _ in names}:
                 doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
                 wanted = collection or self._args.collection or "default"
                 for start in range(0, len(doc_ids), DELETED_AT_ONCE):
                     part = doc_ids[start : start + DELETED_AT_ONCE]
                     client.delete_documents(part, collection=wanted)
+            event = word = "deleted"
+        else:
+            event, word = "removed", "gone; its document stays"
         doc_ids = sorted(doc_id for _, doc_id in names)
-        word = "deleted" if event == "deleted" else "gone; its document stays"
         self._report(
             {"event": event, "path": str(path), "doc_ids": doc_ids},
             f"{path}: {word} ({len(doc_ids)} documents)",
@@ -241,11 +235,11 @@ def _device(folder: Path) -> int | None:
         return None
 
 
-def _unreadable(sources: Sequence[SourceFile]) -> Iterator[UnsendableDocument]:
-    """Yield files that cannot be read now. They are tried at every round, because rights may come
+def _unreadable(source: SourceFile) -> UnsendableDocument | None:
+    """Return why a file cannot be read now; it is tried at every round, because rights may come
     back without a change of the file."""
-    for source in sources:
-        try:
-            source.path.open("rb").close()
-        except OSError as error:
-            yield unreadable(source.doc_id, source.path, error)
+    try:
+        source.path.open("rb").close()
+    except OSError as error:
+        return unreadable(source.doc_id, source.path, error)
+    return None

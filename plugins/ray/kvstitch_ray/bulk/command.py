@@ -7,9 +7,14 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import add_setting_options, parse_pairs, positive, settings_of
+from service.cli.options import (
+    WrongArgument,
+    add_setting_options,
+    parse_pairs,
+    positive,
+    settings_of,
+)
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
-from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
 from service.plugins import hooks
 from service.settings import Settings

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import add_setting_options, settings_of
+from service.cli.options import WrongArgument, add_setting_options, settings_of
 from service.cli.output import console, emit, plain, table
-from service.cli.service_client import WrongArgument
 
 if TYPE_CHECKING:
     from kvstitch_ray.cluster.actor_state import ActorState

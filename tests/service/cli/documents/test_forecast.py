@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.cli.documents.folder import scan
-from service.cli.documents.forecast import forecast
+from service.cli.documents.account import forecast
+from service.cli.documents.sources import scan
 from service.gateway.documents.stored_size import MEASURED_TOKENS, StoredSize
 from service.messages.replies import ModelInfo, Precomputed
 from tests.service.gateway.conftest import folder, rig

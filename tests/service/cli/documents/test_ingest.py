@@ -10,9 +10,17 @@ import pytest
 
 from kvstitch.client import Client
 from service.cli import main
-from service.cli.documents.files import DocumentToSend, Read, count, read
-from service.cli.documents.folder import COMPANION, SkippedFile, UnsendableDocument, scan
-from service.cli.documents.upload import batches, submit
+from service.cli.documents.sending import batches, submit
+from service.cli.documents.sources import (
+    COMPANION,
+    DocumentToSend,
+    Read,
+    SkippedFile,
+    UnsendableDocument,
+    count,
+    read,
+    scan,
+)
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 
@@ -28,7 +36,7 @@ def files(tmp_path: Path) -> Path:
     (docs / "page.html").write_text("<title>Page</title><p>Bergen is rainy.</p>")
     (docs / "more.jsonl").write_text(
         '{"doc_id": "x/1", "text": "Paris.", "title": "P", "other": 1}\n\n'
-        '{"doc_id": "x/2", "text": "Bern.", "metadata": {"a": 1}}\n'
+        '{"doc_id": "x/2", "text": "Bern.", "metadata": {"a": 1}, "readers": ["board"]}\n'
     )
     (docs / "image.png").write_bytes(b"\x89PNG")
     return docs
@@ -50,6 +58,7 @@ def test_files_become_documents(files: Path) -> None:
     row = documents["x/2"]
     assert isinstance(row, DocumentToSend)
     assert json.loads(row.content)["metadata"] == {"b": 2, "a": 1}
+    assert json.loads(row.content)["readers"] == ["board"], "else the whole tenant would read it"
     assert b"other" not in getattr(documents["x/1"], "content", b"other")
 
 
@@ -125,12 +134,11 @@ def test_a_batch_that_is_under_way_is_not_sent_again(rig: Rig) -> None:
     until(lambda: rig.http.get("/health/ready").status_code == 503, "the worker is away")
     batch = [DocumentToSend(f"{n}.txt", "text/plain", b"word %d" % n) for n in range(30)]
     with Client(rig.url) as client:
-        first = submit(client, batch, collection=None, metadata={}).jobs
-        second = submit(client, batch, collection=None, metadata={}).jobs
-        assert not second[0].job.ended
-        assert [r.job.job_id for r in first] == [r.job.job_id for r in second]
-        other = submit(client, batch, collection="c", metadata={}).jobs
-        assert other[0].job.job_id != first[0].job.job_id
+        first = submit(client, batch, collection=None, metadata={})
+        second = submit(client, batch, collection=None, metadata={})
+        assert not second.ended and first.job_id == second.job_id
+        other = submit(client, batch, collection="c", metadata={})
+        assert other.job_id != first.job_id
 
 
 def test_documents_that_fail_are_named(

@@ -1,0 +1,288 @@
+"""One ingest: documents are sent in batches, each once, and their jobs watched until they end.
+
+    documents ── batches ── POST with a key made from their content ── jobs ── polled until they end
+
+For a batch whose job is still open the service answers with that job, so an ingest that was cut off
+can be repeated. A batch whose job has ended is sent again, which changes nothing that is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.progress import TaskID
+
+from kvstitch.client import Client, Job, errors
+from service.cli.documents.account import Account, Forecast, forecast, sentence
+from service.cli.documents.sources import (
+    HIDDEN,
+    ROW,
+    DocumentToSend,
+    Read,
+    SkippedFile,
+    SourceFile,
+    UnsendableDocument,
+    count,
+)
+from service.cli.options import message_of
+from service.cli.output import emit, plain, progress_bars, time_left
+
+BATCH_BYTES = 32 * 1024 * 1024
+BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
+_DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
+# Fields that concern the whole batch.
+_BATCH_FIELDS = ("collection", "metadata", "readers", "Idempotency-Key")
+POLL_S = 0.25
+POLLED_JOBS = 4  # at a time; the service works jobs off in order
+MAX_ERRORS = 10_000  # documents of one call
+AWAY_S = 120.0  # how long to wait for a service that is being restarted; it resumes its jobs
+
+Batch = Sequence[DocumentToSend]
+
+
+class Ingest:
+    """Sends documents, waits for their jobs, and shows both as progress bars."""
+
+    def __init__(self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int) -> None:
+        self._given, self._metadata = args, metadata
+        self._readers = [name.strip() for name in args.readers.split(",") if name.strip()]
+        self._began = time.time()
+        self.account = Account()
+        self._forecast: Forecast | None = None
+        self._time_said = False
+        self._hidden: set[str] = set()
+        self._said: dict[str, set[str]] = {}  # of each job
+        self.bar = progress_bars(as_json=args.json)
+        self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
+        self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
+
+    def say(self, text: str) -> None:
+        if not self._given.json:
+            self.bar.console.print(plain(text), soft_wrap=True)
+
+    def foretell(self, client: Client, sources: Sequence[SourceFile]) -> None:
+        """Say what files will take, as far as it is known, and the key may look."""
+        with contextlib.suppress(errors.Forbidden):
+            self._forecast = forecast(sources, count(sources), client.status())
+        for line in () if self._forecast is None else self._forecast.lines():
+            self.say(line)
+
+    def skip(self, file: SkippedFile) -> None:
+        """Name a file that is no document; of a hidden folder only the folder."""
+        self.account.found += 1
+        self.account.skipped.append(file)
+        if file.reason != HIDDEN:
+            self.say(f"  {file.path}: skipped, {file.reason} {file.detail}".rstrip())
+        elif file.detail not in self._hidden:
+            self._hidden.add(file.detail)
+            self.say(f"  {file.detail}: skipped with all that is in it, a hidden folder")
+
+    def fail(self, document: UnsendableDocument) -> None:
+        """Name a document that cannot be sent."""
+        self.account.found += 1
+        self.bar.advance(self._sent)
+        self._refuse(document)
+
+    def _refuse(self, document: UnsendableDocument) -> None:
+        self.account.failed.append(document)
+        self.say(f"  {document.doc_id}: {document.message}")
+
+    def send_all(self, client: Client, documents: Iterable[Read]) -> None:
+        """Send everything that can be sent, in batches."""
+        for batch in batches(self._sendable(documents), self._given.batch):
+            self._send(client, batch)
+            self.bar.advance(self._sent, len(batch))
+            self.bar.update(self._sent, note=plain(batch[-1].doc_id))
+
+    def _sendable(self, documents: Iterable[Read]) -> Iterator[DocumentToSend]:
+        for document in documents:
+            if isinstance(document, UnsendableDocument):
+                self.fail(document)
+            elif isinstance(document, SkippedFile):
+                self.skip(document)
+            else:
+                self.account.found += 1
+                yield document
+
+    def _send(self, client: Client, batch: Batch) -> None:
+        """Send a batch; one that is refused for a document is halved until that one is found."""
+        try:
+            job = submit(
+                client, batch, collection=self._given.collection,
+                metadata=self._metadata, readers=self._readers,
+            )  # fmt: skip
+        except errors.KvstitchError as error:
+            if error.status not in _DOCUMENT_FAULTS or error.field in _BATCH_FIELDS:
+                raise
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                self._send(client, batch[:middle])
+                self._send(client, batch[middle:])
+            else:
+                doc_id, reason = batch[0].doc_id, "refused by the service"
+                self._refuse(UnsendableDocument(doc_id, message_of(error), reason))
+        else:
+            self._note(client, job)
+
+    def watch(self, client: Client) -> None:
+        """Wait until every job has ended."""
+        jobs = self.account.jobs
+        self.bar.start_task(self._stored)
+        while True:
+            self._update_bar()
+            still = [job_id for job_id, job in jobs.items() if not job.ended]
+            if not still:
+                return
+            for job in poll(client, still[:POLLED_JOBS]):
+                self._note(client, job)
+
+    def _note(self, client: Client, job: Job) -> None:
+        """Take over a job's state, and name what is new in it; the first one may hold some."""
+        more = job.progress.failed > len(job.errors) or job.warned > len(job.warnings)
+        if job.ended and more:
+            job = client.get_job(job.job_id, errors=MAX_ERRORS)
+        lines = [f"  {error.doc_id}: {error.message}" for error in job.errors]
+        lines += [
+            f"  {one.doc_id}: stored, but {warning.message}"
+            for one in job.warnings
+            for warning in one.warnings
+        ]
+        said = self._said.setdefault(job.job_id, set())
+        for line in lines:
+            if line not in said:  # they come in the documents' order, not as they happen
+                said.add(line)
+                self.say(line)
+        self.account.jobs[job.job_id] = job
+
+    def finish(self) -> int:
+        """Print the account; 1 if any document is not stored."""
+        result = self.account.result(waited=not self._given.no_wait)
+        jobs = self.account.jobs.values()
+        result["resumed_jobs"] = sum(job.created < self._began - 1.0 for job in jobs)
+        result["forecast"] = None if self._forecast is None else asdict(self._forecast)
+        if self._given.json:
+            emit(result)
+        elif self._given.no_wait:
+            print("\n".join(self.account.jobs))
+            self.say(sentence(result))
+        else:
+            self._summary(result)
+        return 1 if result["failed"] or result["cancelled"] else 0
+
+    def _summary(self, result: dict[str, Any]) -> None:
+        line = f"{result['stored']} documents in {result['chunks']} chunks"
+        line += f", {result['failed']} failed"
+        if result["cancelled"]:
+            line += f", {result['cancelled']} cancelled"
+        if changes := ", ".join(f"{n} {name}" for name, n in result["changes"].items() if n):
+            line += f" ({changes})"
+        print(line)
+        print(sentence(result))
+        if resumed := result["resumed_jobs"]:
+            self.say(f"{resumed} jobs were under way already and were not sent again")
+
+    def _update_bar(self) -> None:
+        account = self.account
+        # Jobs are worked off in order: the last one's time is that of all.
+        eta = max((job.eta_s or 0.0 for job in account.jobs.values()), default=0.0)
+        if eta and not self._time_said and self._forecast and self._forecast.seconds is None:
+            self._time_said = True
+            self.say(f"by the first of them, {time_left(eta)}")
+        unsent, failed = len(account.failed), account.count("failed")
+        notes = [f"{unsent + failed} failed" if unsent + failed else "", time_left(eta or None)]
+        self.bar.update(
+            self._stored,
+            completed=unsent + account.count("done", "failed", "cancelled"),
+            note=", ".join(filter(None, notes)),
+        )
+
+
+def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
+    """Yield batches: all files or all lines, at most `most` documents, about 32 MiB."""
+    waiting: dict[bool, list[DocumentToSend]] = {True: [], False: []}
+    sizes = {True: 0, False: 0}
+    for document in documents:
+        kind = document.media_type == ROW
+        waiting[kind].append(document)
+        sizes[kind] += len(document.content)
+        if len(waiting[kind]) >= most or sizes[kind] >= BATCH_BYTES:
+            yield waiting[kind]
+            waiting[kind], sizes[kind] = [], 0
+    yield from (batch for batch in waiting.values() if batch)
+
+
+def submit(
+    client: Client,
+    batch: Batch,
+    *,
+    collection: str | None,
+    metadata: dict[str, Any],
+    readers: Sequence[str] = (),
+) -> Job:
+    """Return the job of a batch, which may be under way already."""
+
+    def send(key: str | None) -> Job:
+        if batch[0].media_type == ROW:
+            lines = [document.content for document in batch]
+            return client.precompute_lines(
+                lines, collection=collection, readers=readers, idempotency_key=key
+            )
+        return client.precompute_files(
+            [(document.doc_id, document.content, document.media_type) for document in batch],
+            collection=collection,
+            metadata=metadata or None,
+            readers=readers,
+            idempotency_key=key,
+        )
+
+    of_all = [collection, metadata, *([sorted(readers)] if readers else [])]
+    digest = hashlib.sha256(json.dumps(of_all, sort_keys=True).encode())
+    for document in batch:
+        head = json.dumps([document.doc_id, document.media_type, len(document.content)])
+        digest.update(head.encode() + document.content)
+    job = _patiently(lambda: send(f"ingest-{digest.hexdigest()}"))
+    # What was sent before and has ended may have been changed or deleted since.
+    return _patiently(lambda: send(None)) if job.ended else job
+
+
+def _patiently(send: Callable[[], Job]) -> Job:
+    """Return the job of a call that is repeated for a while if the service is busy."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return send()
+        except errors.KvstitchError as error:
+            wait_s = min(error.retry_after or 1.0, 30.0)
+            if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
+                raise
+        time.sleep(wait_s)
+
+
+def _is_temporary(error: errors.KvstitchError) -> bool:
+    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
+    if error.status == 429:
+        return bool(error.field and error.field.endswith("_per_minute"))
+    return error.status in (409, 503)
+
+
+def poll(client: Client, job_ids: Iterable[str]) -> Iterator[Job]:
+    """Yield these jobs as they are now, after a pause."""
+    time.sleep(POLL_S)
+    for job_id in job_ids:
+        give_up_at = time.monotonic() + AWAY_S
+        while True:
+            try:
+                yield client.get_job(job_id)
+                break
+            except errors.KvstitchError as error:
+                away = isinstance(error, errors.ConnectionFailed) or error.status == 503
+                if not away or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(1.0)
