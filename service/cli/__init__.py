@@ -22,7 +22,6 @@ from service.cli import (
     ask,
     configuration,
     encryption,
-    evaluation,
     mcp,
     model,
     serve,
@@ -38,28 +37,16 @@ from service.plugins import hooks
 WRONG_ARGUMENTS = 2  # as argparse
 SHELLS = ("bash", "zsh", "fish")
 # Options whose values are files or folders; argparse knows no such type.
-FILE_OPTIONS = (
-    *(
-        "--config",
-        "--data-dir",
-        "--documents",
-        "--embedder",
-        "--from",
-        "--model",
-        "--model-cache",
-        "--out",
-    ),
-    "--questions",
-)
+FILE_OPTIONS = ("--config", "--data-dir", "--documents", "--embedder", "--from", "--model",
+                "--model-cache", "--out", "--questions")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors go to stderr, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # for locales that cannot write all of Unicode
+            # For locales that cannot write all of Unicode.
+            stream.reconfigure(errors="backslashreplace")
     args = argparse.Namespace(json=False)  # where plugins fail, which may be before it is parsed
     try:
         args = parser().parse_args(argv)
@@ -106,7 +93,6 @@ def parser() -> argparse.ArgumentParser:
         ("ingest", "put documents into a running service", ingest.add_arguments),
         ("ask", "ask a running service", ask.add_arguments),
         ("mcp", "a running service's tools for agents, on stdin and stdout", mcp.add_arguments),
-        ("eval", "how well it finds what your questions should find", evaluation.add_arguments),
         ("jobs", "what became of accepted documents", jobs.add_arguments),
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),

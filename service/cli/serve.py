@@ -11,17 +11,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
-from service.settings import unknown_variables
+from service.settings import Settings, unknown_variables
+from service.settings.calibration import calibrated
 from service.shared import logs, resources
-
-if TYPE_CHECKING:
-    from service.settings import Settings
+from service.shared.fleet_secret import require_secret
+from service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger("kvstitch")
 CANNOT_BE_SERVED = 3
@@ -129,13 +130,52 @@ def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | N
     return serve(gateway, bound, reread)
 
 
+@dataclass(frozen=True)
+class PreparedWorker:
+    """A worker whose model is on this machine."""
+
+    settings: Settings = field(repr=False)
+    folder: Path
+    calibration: Path | None
+
+    @classmethod
+    def of(cls, settings: Settings, folder: Path) -> PreparedWorker:
+        """Take the calibration of a model's folder, and make the data folder."""
+        from service.gateway.data_folder import FOLDER_MODE
+
+        try:
+            settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
+            raise InvalidSetting(text) from error
+        settings, calibration_file = calibrated(settings, folder)
+        return cls(settings, folder, calibration_file)
+
+    @property
+    def secret(self) -> str:
+        """The fleet's secret; "" where there is none, which only loopback addresses allow."""
+        return self.settings.fleet_secret
+
+    def at(self, address: str) -> WorkerSettings:
+        """Return the process's settings for an address, which only this machine may reach if there
+        is no fleet secret."""
+        from service.gateway.auth.secret_file import own_secret
+
+        require_secret(address, self.secret)
+        return self.settings.worker(
+            self.folder,
+            address,
+            shared=True,
+            tenants_secret="" if self.secret else own_secret(self.settings.data_dir),
+            calibration=self.calibration,
+        )
+
+
 def _become_worker(settings: Settings, address: str) -> NoReturn:
     """Replace this process by the worker process, which reads its settings from standard input."""
     from service.cli.doctor import model
-    from service.cli.prepared_worker import PreparedWorker
-    from service.shared import fleet_secret
 
-    fleet_secret.require_secret(address, settings.fleet_secret)
+    require_secret(address, settings.fleet_secret)
     if settings.workers > 1:
         raise InvalidSetting("workers (KVSTITCH_WORKERS) is for `serve`: start one for each")
     folder = _model_folder(settings)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "warn", "fail"]
-
 
 @dataclass(frozen=True)
 class Finding:
     """One line of the report."""
 
     check: str
-    level: Level
+    level: Literal["ok", "warn", "fail"]
     message: str
     remedy: str = ""
 

@@ -24,8 +24,13 @@ from service.cli.output import size
 from service.settings import Settings
 
 GIB = 1024**3
-_KEY_PREFIX = re.compile(r"[0-9a-f]{2}")  # of the folders of chunk files
+# Folders of the SSD tier below its own: by the first and second two digits of keys.
+_OF_THE_TIER = re.compile(r"(tmp[^/]*|[0-9a-f]{2}(/[0-9a-f]{2})?)")
 DATABASES = ("catalog.db", "jobs.sqlite3", "keys.sqlite3")
+_SPACES = (
+    "SELECT name, spaces.revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
+    "GROUP BY space_id"
+)
 
 
 def check_folder(settings: Settings) -> Iterator[Finding]:
@@ -42,56 +47,48 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
     if pid := served_by(folder):
         state += f"; process {pid} serves from it"
     yield ok("data folder", state)
-    yield from _disk(settings, there)
+    yield _disk(settings, there)
     yield from _kv_folder(settings.kv_dir)
     yield from _databases(folder)
 
 
 def served_by(folder: Path) -> str:
     """Return the id of the process that serves from the folder; "" if there is none."""
-    try:
-        with open(folder / "lock", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "?"
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(folder / "lock", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "?"
     return ""
 
 
-def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
-    free = shutil.disk_usage(there).free
-    used = _bytes_below(settings.kv_dir)
-    wanted = settings.ssd_tier_gib * GIB - used
-    text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
+def _disk(settings: Settings, there: Path) -> Finding:
+    free, used = shutil.disk_usage(there).free, 0
+    for path, _, names in os.walk(settings.kv_dir):
+        for name in names:
+            with contextlib.suppress(OSError):  # evicted meanwhile
+                used += os.stat(os.path.join(path, name)).st_size
     if not settings.ssd_tier_gib:
-        yield ok("disk", f"{size(free)} free; no SSD tier")
-    elif wanted > free:
-        room = max(0, int((used + free) * 0.8 / GIB))
-        yield warn("disk", f"{text}: it cannot grow to its bound",
-                   f"--ssd-tier-gib {room}, or a data folder on a larger disk")  # fmt: skip
-    else:
-        yield ok("disk", text)
+        return ok("disk", f"{size(free)} free; no SSD tier")
+    text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
+    if settings.ssd_tier_gib * GIB - used <= free:
+        return ok("disk", text)
+    room = max(0, int((used + free) * 0.8 / GIB))
+    return warn("disk", f"{text}: it cannot grow to its bound",
+                f"--ssd-tier-gib {room}, or a data folder on a larger disk")  # fmt: skip
 
 
 def _kv_folder(folder: Path) -> Iterator[Finding]:
     """Name what is not a regular file among the KV files; the SSD tier skips it."""
     foreign: list[str] = []
     for path, directories, files in os.walk(folder):
-        depth = len(Path(path).relative_to(folder).parts)
-        in_temporary = Path(path).name.startswith("tmp")
+        top = Path(path) == folder
         for name in list(directories):
-            ours = (
-                depth < 2
-                and not in_temporary
-                and (_KEY_PREFIX.fullmatch(name) or (depth == 0 and name.startswith("tmp")))
-            )
-            if depth == 0 and name.startswith("."):
+            below = Path(path, name)
+            if not _OF_THE_TIER.fullmatch(below.relative_to(folder).as_posix()):
                 directories.remove(name)
-            elif not ours:
-                foreign.append(os.path.join(path, name))
-                directories.remove(name)
+                if not (top and name.startswith(".")):
+                    foreign.append(str(below))
         for name in files:
             file = os.path.join(path, name)
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
@@ -103,27 +100,20 @@ def _kv_folder(folder: Path) -> Iterator[Finding]:
                    "remove them: KV whose place they take is not stored")  # fmt: skip
 
 
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(path, name)).st_size
-            except OSError:
-                continue  # evicted meanwhile
-    return total
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database. SQLite writes only to recover a log that a crash has left."""
+    uri = f"{file.absolute().as_uri()}?mode=rw"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        yield connection
 
 
 def _databases(folder: Path) -> Iterator[Finding]:
     files = [folder / name for name in DATABASES if (folder / name).is_file()]
     for file in files:
         try:
-            # SQLite needs write access to recover a log that a crash has left; we write nothing.
-            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
-            try:
+            with _opened(file) as connection:
                 (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             result = str(error)
         if result != "ok":
@@ -134,41 +124,16 @@ def _databases(folder: Path) -> Iterator[Finding]:
         yield ok("databases", f"{', '.join(file.name for file in files)} are whole")
 
 
-_SPACES = (
-    "SELECT name, spaces.revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
-    "GROUP BY space_id"
-)
-
-
 def check_index(settings: Settings) -> Iterator[Finding]:
     try:
         name, revision = _embedder(settings)
     except RetrieverError as error:
         yield fail("embedder", str(error), "give another --embedder")
         return
-    yield ok("embedder", f"{name}@{revision[:12]}" + (
-        f" at {settings.embedder_url}" if settings.embedder_url else ""))  # fmt: skip
-    if settings.database:  # `serve` compares the embedders when it opens the catalog
-        return
-    file = settings.data_dir / "catalog.db"
-    if not file.is_file():
-        yield ok("index", "no documents yet")
-        return
-    try:
-        revision_there, spaces, generation = _catalog(file)
-    except sqlite3.Error as error:
-        yield fail("index", f"{file} cannot be read: {error}", "restore it from a backup")
-        return
-    if revision_there != SCHEMA.head:
-        yield warn("index", f"{file} is of another release", "`kvstitch serve` brings an older one "
-                   "up to date; for a newer one, update kvstitch")  # fmt: skip
-        return
-    if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
-        made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
-        yield fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
-                   "start with that embedder, or ingest into an empty data folder")  # fmt: skip
-        return
-    yield _saved(settings.data_dir / "index" / "manifest.json", generation, spaces)
+    place = f" at {settings.embedder_url}" if settings.embedder_url else ""
+    yield ok("embedder", f"{name}@{revision[:12]}{place}")
+    if not settings.database:  # `serve` compares the embedders when it opens the catalog
+        yield _index(settings.data_dir, name, revision)
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
@@ -184,28 +149,42 @@ def _embedder(settings: Settings) -> tuple[str, str]:
     return folder.name, folder.revision()
 
 
-def _catalog(file: Path) -> tuple[str, list[Any], int]:
-    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
+def _index(data_dir: Path, name: str, revision: str) -> Finding:
+    file = data_dir / "catalog.db"
+    if not file.is_file():
+        return ok("index", "no documents yet")
     try:
-        named = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
-        if connection.execute(named).fetchone() is None:
-            return "", [], 0
-        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        if found != SCHEMA.head:
-            return str(found), [], 0
-        (generation,) = connection.execute("SELECT generation FROM state").fetchone()
-        return str(found), connection.execute(_SPACES).fetchall(), int(generation)
-    finally:
-        connection.close()
-
-
-def _saved(manifest: Path, generation: int, spaces: list[Any]) -> Finding:
-    documents = sum(space[3] for space in spaces)
+        catalog = _catalog(file)
+    except sqlite3.Error as error:
+        return fail("index", f"{file} cannot be read: {error}", "restore it from a backup")
+    if catalog is None:
+        return warn("index", f"{file} is of another release", "`kvstitch serve` brings an older "
+                    "one up to date; for a newer one, update kvstitch")  # fmt: skip
+    spaces, generation = catalog
+    if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
+        made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
+        return fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
+                    "start with that embedder, or ingest into an empty data folder")  # fmt: skip
     try:
-        saved = json.loads(manifest.read_text(encoding="utf-8"))["generation"]
+        manifest = (data_dir / "index" / "manifest.json").read_text(encoding="utf-8")
+        saved = json.loads(manifest)["generation"]
     except (OSError, ValueError, KeyError, TypeError):
         saved = None
+    documents = sum(space[3] for space in spaces)
     text = f"{documents} documents, all by this embedder"
     if documents and saved != generation:
         text += "; the next start rebuilds the index from the catalog"
     return ok("index", text)
+
+
+def _catalog(file: Path) -> tuple[list[Any], int] | None:
+    """Return the embedding spaces of the documents, and the generation; None: another release's."""
+    with _opened(file) as connection:
+        named = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+        if connection.execute(named).fetchone() is None:
+            return None
+        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        if found != SCHEMA.head:
+            return None
+        (generation,) = connection.execute("SELECT generation FROM state").fetchone()
+        return connection.execute(_SPACES).fetchall(), int(generation)

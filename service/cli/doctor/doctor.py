@@ -90,34 +90,28 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _check_packages() -> Iterator[Finding]:
-    found = _required()
-    if not found:
+    """Check the requirements of this checkout, or else of the installed package, without extras."""
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    try:
+        if project.is_file():
+            texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+        else:
+            texts = metadata.requires("kvstitch")
+    except metadata.PackageNotFoundError:
+        texts = None
+    required = [Requirement(text) for text in texts or ()]
+    required = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
+    if not required:
         yield fail("packages", "kvstitch's own requirements are not known",
                    "install it: pip install kvstitch")  # fmt: skip
         return
-    wrong = [line for requirement in found if (line := _problem(requirement))]
+    wrong = [line for requirement in required if (line := _problem(requirement))]
     for line in wrong:
         yield fail("packages", line, "pip install -c constraints.txt kvstitch")
     if not wrong:
         python = ".".join(map(str, sys.version_info[:3]))
-        yield ok(
-            "packages",
-            f"kvstitch {__version__}, Python {python}, {len(found)} packages in their ranges",
-        )
-
-
-def _required() -> list[Requirement]:
-    """Requirements of this checkout, or else of the installed package; without extras."""
-    project = Path(__file__).parents[3] / "pyproject.toml"
-    if project.is_file():
-        texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
-    else:
-        try:
-            texts = metadata.requires("kvstitch") or []
-        except metadata.PackageNotFoundError:
-            texts = []
-    found = [Requirement(text) for text in texts]
-    return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+        many = f"{len(required)} packages in their ranges"
+        yield ok("packages", f"kvstitch {__version__}, Python {python}, {many}")
 
 
 def _problem(requirement: Requirement) -> str:

@@ -45,11 +45,7 @@ def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterato
 
 
 def require_config(folder: Path, settings: Settings) -> None:
-    """Refuse a model whose config.json says that it cannot be served.
-
-    Raises:
-        ModelRefused: It cannot.
-    """
+    """Raise ModelRefused for a model whose config.json says that it cannot be served."""
     try:
         _refuse(_config(folder, read_config(folder), settings))
     except (ValueError, OSError) as error:
@@ -59,7 +55,7 @@ def require_config(folder: Path, settings: Settings) -> None:
 
 
 def require_loadable(folder: Path, settings: Settings) -> None:
-    """Refuse a model whose weights or adapters cannot be loaded, without loading them."""
+    """Raise ModelRefused where weights or adapters cannot be loaded, without loading them."""
     _refuse(chain(_weights(folder, settings), check_loras(settings)))
 
 
@@ -207,12 +203,9 @@ def _start_up(settings: Settings) -> Finding:
         return fail("start-up check", error.message, "it cannot be served as it is")
     except MemoryError:
         return fail("start-up check", "the model does not fit into memory", "take a smaller one")
-    return ok(
-        "start-up check",
-        f"{adapter.family} in {str(adapter.dtype).removeprefix('torch.')} on {adapter.device}: "
-        f"{theirs:.1g} to transformers, {stitched:.1g} stitched, "
-        f"{time.monotonic() - began:.1f} s",
-    )
+    dtype, took_s = str(adapter.dtype).removeprefix("torch."), time.monotonic() - began
+    return ok("start-up check", f"{adapter.family} in {dtype} on {adapter.device}: {theirs:.1g} to "
+              f"transformers, {stitched:.1g} stitched, {took_s:.1f} s")  # fmt: skip
 
 
 def _embedding(settings: Settings) -> Finding:

@@ -21,7 +21,7 @@ from typing import Any
 from kvstitch_ray.cluster.actor_state import ActorState, Phase, name_of
 from kvstitch_ray.cluster.plan import WorkerPlan
 from service import __version__
-from service.cli.prepared_worker import PreparedWorker
+from service.cli.serve import PreparedWorker
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.data_folder import UMASK
 from service.gateway.worker_client.connection import WorkerConnection

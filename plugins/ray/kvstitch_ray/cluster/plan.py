@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.cli.prepared_worker import PreparedWorker
+from service.cli.serve import PreparedWorker
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, load
 

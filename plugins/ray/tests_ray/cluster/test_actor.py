@@ -16,7 +16,7 @@ import pytest
 
 from kvstitch_ray.cluster.actor import ClusterWorker, free_address
 from kvstitch_ray.cluster.actor_state import ActorState
-from service.cli.prepared_worker import PreparedWorker
+from service.cli.serve import PreparedWorker
 from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 
