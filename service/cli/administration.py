@@ -67,7 +67,7 @@ def create(args: argparse.Namespace) -> int:
         args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
     )
     days = args.expires_days
-    with _store(args) as store, _undone(store) as made:
+    with _store(args) as store:
         text, key = store.create(
             tenant=args.tenant,
             name=args.name,
@@ -77,8 +77,11 @@ def create(args: argparse.Namespace) -> int:
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
         )
-        made.append(key)
-        _record(args, "create_key", key)
+        try:
+            _record(args, "create_key", key)
+        except BaseException:  # nobody has been shown it
+            store.revoke(key.key_id)
+            raise
     if args.json:
         emit({"key": text, **_fields(key)})
         return 0
@@ -146,22 +149,9 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
         yield store
 
 
-@contextmanager
-def _undone(store: KeyStore) -> Iterator[list[StoredKey]]:
-    """Revoke keys that were made if what follows fails: nobody has been shown them."""
-    made: list[StoredKey] = []
-    try:
-        yield made
-    except BaseException:
-        for key in made:
-            store.revoke(key.key_id)
-        raise
-
-
 def _record(args: argparse.Namespace, action: str, key: StoredKey) -> None:
-    fields = _fields(key)
-    details = {name: fields[name] for name in ("key_id", "name", "scopes", "groups", "expires",
-                                               "limits", "adapter")}  # fmt: skip
+    recorded = ("key_id", "name", "scopes", "groups", "expires", "limits", "adapter")
+    details = {name: value for name, value in _fields(key).items() if name in recorded}
     settings = load(data_dir=args.data_dir)
     hooks().operator_acted(settings=settings, action=action, tenant=key.tenant, details=details)
 

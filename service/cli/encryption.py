@@ -96,9 +96,8 @@ def rotate(args: argparse.Namespace) -> int:
     with _keys(settings) as keys:
         key = keys.rotate(args.tenant)
     _record(settings, args.tenant, "rotate_key", {"key_id": key.id.hex()})
-    _say(args, {"tenant": args.tenant, "key_id": key.id.hex()},
-         f"what is stored from now on is sealed under the key {key.id.hex()}")  # fmt: skip
-    return 0
+    return _say(args, {"tenant": args.tenant, "key_id": key.id.hex()},
+                f"what is stored from now on is sealed under the key {key.id.hex()}")  # fmt: skip
 
 
 def rewrap(args: argparse.Namespace) -> int:
@@ -112,10 +111,9 @@ def rewrap(args: argparse.Namespace) -> int:
         count = keys.rewrap(new)
     name = "KVSTITCH_ENCRYPTION_KMS" if args.new_kms else "KVSTITCH_ENCRYPTION_KEY_FILE"
     _record(settings, "", "rewrap_keys", {"keys": count})
-    _say(args, {"keys": count},
-         f"{count} keys are wrapped by the new master key: set {name} to it before the next start, "
-         "and destroy the old one")  # fmt: skip
-    return 0
+    return _say(args, {"keys": count},
+                f"{count} keys are wrapped by the new master key: set {name} to it before the next "
+                "start, and destroy the old one")  # fmt: skip
 
 
 def delete(args: argparse.Namespace) -> int:
@@ -131,11 +129,11 @@ def delete(args: argparse.Namespace) -> int:
     with _keys(settings) as keys:
         receipt = delete_keys(settings, keys, args.tenant)
     _record(settings, args.tenant, "delete_keys", receipt)
-    _say(args, receipt,
-         f"{len(receipt['key_ids'])} keys are deleted, and with them {receipt['documents']} "
-         f"documents in {receipt['chunks']} chunks: receipt {receipt['receipt_id']}. Their KV in "
-         "the tiers cannot be read any more, and goes when its room is needed.")  # fmt: skip
-    return 0
+    return _say(args, receipt,
+                f"{len(receipt['key_ids'])} keys are deleted, and with them {receipt['documents']} "
+                f"documents in {receipt['chunks']} chunks: receipt {receipt['receipt_id']}. Their "
+                "KV in the tiers cannot be read any more, and goes when its room is "
+                "needed.")  # fmt: skip
 
 
 @contextmanager
@@ -164,8 +162,9 @@ def _record(settings: Settings, tenant: str, action: str, details: dict[str, Any
     hooks().operator_acted(settings=settings, action=action, tenant=tenant, details=details)
 
 
-def _say(args: argparse.Namespace, fields: dict[str, Any], sentence: str) -> None:
+def _say(args: argparse.Namespace, fields: dict[str, Any], sentence: str) -> int:
     if args.json:
         emit(fields)
     else:
         print(sentence)
+    return 0

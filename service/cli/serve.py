@@ -159,7 +159,7 @@ class PreparedWorker:
     def at(self, address: str) -> WorkerSettings:
         """Return the process's settings for an address, which only this machine may reach if there
         is no fleet secret."""
-        from service.gateway.auth.secret_file import own_secret
+        from service.gateway.data_folder import own_secret
 
         require_secret(address, self.secret)
         return self.settings.worker(

@@ -22,8 +22,11 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator
 
 from service.errors import InvalidSetting
 from service.settings import Settings
@@ -38,35 +41,21 @@ BUILT_IN_FUSION = {"method": "question_scout", "ratio": 0.15}
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One configuration on the test part.
+class Measured(BaseModel, frozen=True):
+    """One configuration on the test part; its operations are relative to full prefill's."""
 
-    Attributes:
-        fusion: Method and parameters, as a request names them.
-        prefix_mode: What stood before a chunk when its KV was computed.
-        codec: That they were stored with.
-        operations: Of the prefill, relative to full prefill.
-        agreement: Lower end of the 95 % interval of the share of answer tokens that full prefill
-            would have said too.
-    """
-
-    fusion: Mapping[str, Any]
+    fusion: dict[str, Any]
     prefix_mode: str
     codec: str
     operations: float
-    agreement: float
+    # Lower end of the 95 % interval of the share of answer tokens that full prefill says too.
+    agreement: Annotated[float, BeforeValidator(itemgetter("low"))]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The part of a calibration that decides for the service.
-
-    Attributes:
-        path: Of the file.
-        defaults: See the module's docstring.
-        measured: Configurations without eviction, full prefill not among them.
-    """
+    """The part of a calibration that decides for the service: the file's `defaults`, and what was
+    measured without eviction, full prefill not among them."""
 
     path: Path
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -74,12 +63,8 @@ class Calibration:
 
     def settings(self, given: Settings) -> Settings:
         """Return `given` with this calibration's defaults for what is not set explicitly."""
-        found = {
-            name: self.defaults[name]
-            for name in SETTINGS
-            if name in self.defaults and name not in given.model_fields_set
-        }
-        return given.model_copy(update=found)
+        missing = (self.defaults.keys() & set(SETTINGS)) - given.model_fields_set
+        return given.model_copy(update={name: self.defaults[name] for name in missing})
 
     def cheapest(self, quality: float, *, prefix_mode: str, codec: str) -> dict[str, Any] | None:
         """Return the cheapest measured fusion that agrees with `quality`, None for full prefill.
@@ -98,7 +83,7 @@ def find(settings: Settings, model_folder: Path) -> Calibration | None:
     """Return the calibration that a service with these settings uses, None if there is none.
 
     Raises:
-        InvalidSetting: The file that `calibration` names is missing, damaged, or another model's.
+        InvalidSetting: The file that `calibration` names cannot be used.
     """
     if settings.calibration == OFF:
         return None
@@ -128,9 +113,8 @@ def _read(path: Path, model_folder: Path, quantize: str) -> Calibration:
         if "defaults" not in raw:
             return Calibration(path)
         made_for = raw["model"]
-        found = Calibration(
-            path, _defaults(raw["defaults"]), tuple(_measured(m) for m in raw["measured"])
-        )
+        measured = [Measured.model_validate(each) for each in raw["measured"]]
+        found = Calibration(path, _defaults(raw["defaults"]), measured)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidSetting(
             f"calibration {path} cannot be read ({error!r}): make it again with `kvstitch tune`"
@@ -149,13 +133,3 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     # Settings made again from these values are validated as the user's are.
     Settings.model_validate({name: raw[name] for name in SETTINGS if name in raw})
     return dict(raw)
-
-
-def _measured(raw: Mapping[str, Any]) -> Measured:
-    return Measured(
-        dict(raw["fusion"]),
-        str(raw["prefix_mode"]),
-        str(raw["codec"]),
-        float(raw["operations"]),
-        float(raw["agreement"]["low"]),
-    )

@@ -76,18 +76,20 @@ def _by_name(declared: Iterable[Declared]) -> dict[str, Declared]:
     return {metric.name: metric for metric in declared}
 
 
-def _counter(name: str, text: str, **labels: tuple[str, ...]) -> Declared:
-    return Declared(f"kvstitch_{name}", "counter", text, labels)
+# Labels whose values are not known are given by their names alone.
+def _counter(name: str, text: str, *labels: str, **known: tuple[str, ...]) -> Declared:
+    return Declared(f"kvstitch_{name}", "counter", text, dict.fromkeys(labels, OPEN) | known)
 
 
-def _gauge(name: str, text: str, **labels: tuple[str, ...]) -> Declared:
-    return Declared(f"kvstitch_{name}", "gauge", text, labels)
+def _gauge(name: str, text: str, *labels: str, **known: tuple[str, ...]) -> Declared:
+    return Declared(f"kvstitch_{name}", "gauge", text, dict.fromkeys(labels, OPEN) | known)
 
 
 def _histogram(
-    name: str, text: str, buckets: tuple[float, ...], **labels: tuple[str, ...]
+    name: str, text: str, buckets: tuple[float, ...], *labels: str, **known: tuple[str, ...]
 ) -> Declared:
-    return Declared(f"kvstitch_{name}", "histogram", text, labels, buckets)
+    found = dict.fromkeys(labels, OPEN) | known
+    return Declared(f"kvstitch_{name}", "histogram", text, found, buckets)
 
 
 TTFT = _histogram(
@@ -113,20 +115,17 @@ STAGE = _histogram(
 REQUESTS = _counter(
     "requests_total",
     "Answer requests by fusion method and outcome: ok, disconnect, deadline or an error code.",
-    fusion=OPEN,
-    outcome=OPEN,
+    "fusion",
+    "outcome",
 )
 ADAPTER_REQUESTS = _counter(
     "adapter_requests_total",
     "Answer requests that a LoRA adapter answered, by its name and the outcome as above.",
-    adapter=OPEN,
-    outcome=OPEN,
+    "adapter",
+    "outcome",
 )
 RESPONSES = _counter(
-    "http_responses_total",
-    "Responses by route and status, whatever was asked.",
-    route=OPEN,
-    status=OPEN,
+    "http_responses_total", "Responses by route and status, whatever was asked.", "route", "status"
 )
 IN_FLIGHT = _gauge("requests_in_flight", "Answer requests being served, waiting ones included.")
 IN_FLIGHT_LIMIT = _gauge("requests_limit", "Answer requests that may be under way at once.")
@@ -189,10 +188,10 @@ INDEX_RECALL = _gauge(
     "1: all are exact; NaN: pgvector, not measured.",
 )
 JOBS = _gauge(
-    "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
+    "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", "state"
 )
-DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", volume=OPEN)
-DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume=OPEN)
+DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", "volume")
+DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", "volume")
 WORKER_RESTARTS = _counter("worker_restarts_total", "Times the worker had to be started again.")
 WORKER_UP = _gauge("worker_up", "1 while a worker is ready.")
 WORKERS_READY = _gauge("workers_ready", "Workers that are ready.")
@@ -215,7 +214,7 @@ DOCUMENT_WARNINGS = _counter(
     "document_warnings_total",
     "Warnings of ingested documents, by code: something of their file is not in their text, or may "
     "be wrong there (formats.md).",
-    code=OPEN,
+    "code",
 )
 ROUTED_DOCUMENTS = _counter(
     "routed_documents_total",
@@ -246,32 +245,26 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _counter(
             "tier_operations_total",
             "Operations on a tier by outcome; `scan`: bad files found at start.",
-            **{"tier": OPEN, "op": OPEN, "outcome": OPEN},
+            "tier",
+            "op",
+            "outcome",
         ),
         _counter(
-            "tier_operation_seconds_total",
-            "Seconds spent in operations on a tier.",
-            tier=OPEN,
-            op=OPEN,
+            "tier_operation_seconds_total", "Seconds spent in operations on a tier.", "tier", "op"
         ),
         _counter(
-            "tier_transferred_bytes_total",
-            "Bytes read from or written to a tier.",
-            tier=OPEN,
-            op=OPEN,
+            "tier_transferred_bytes_total", "Bytes read from or written to a tier.", "tier", "op"
         ),
-        _gauge("tier_used_bytes", "Bytes a tier holds.", tier=OPEN),
-        _gauge("tier_capacity_bytes", "Bytes a tier may hold.", tier=OPEN),
-        _gauge("tier_entries", "Chunks a tier holds.", tier=OPEN),
-        _counter("tier_evictions_total", "Chunks a tier gave up for space.", tier=OPEN),
+        _gauge("tier_used_bytes", "Bytes a tier holds.", "tier"),
+        _gauge("tier_capacity_bytes", "Bytes a tier may hold.", "tier"),
+        _gauge("tier_entries", "Chunks a tier holds.", "tier"),
+        _counter("tier_evictions_total", "Chunks a tier gave up for space.", "tier"),
         _gauge(
-            "tier_healthy",
-            "1 if the tier answers, 0 while its circuit breaker is open.",
-            tier=OPEN,
+            "tier_healthy", "1 if the tier answers, 0 while its circuit breaker is open.", "tier"
         ),
-        _gauge("tier_servers", "Servers that hold a shared tier.", tier=OPEN),
-        _gauge("tier_servers_down", "Those of them that do not answer.", tier=OPEN),
-        _gauge("tier_pending_deletes", "Keys whose removal failed and is tried again.", tier=OPEN),
+        _gauge("tier_servers", "Servers that hold a shared tier.", "tier"),
+        _gauge("tier_servers_down", "Those of them that do not answer.", "tier"),
+        _gauge("tier_pending_deletes", "Keys whose removal failed and is tried again.", "tier"),
         _counter("store_new_keys_total", "Chunks stored for the first time."),
         _counter("store_already_present_total", "Chunks that were to be stored and were there."),
         _counter(
@@ -282,7 +275,7 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _gauge(
             "backlog_seconds", "Seconds until a prompt that comes now could start, by estimate."
         ),
-        _gauge("worker_info", "1, with what a worker is.", device=OPEN, version=OPEN),
+        _gauge("worker_info", "1, with what a worker is.", "device", "version"),
         _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _counter(
@@ -290,52 +283,50 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "Prompts that took KV from an earlier one, by where that was: the KV pool.",
             place=("pool",),
         ),
-        _gauge("sequences", "Sequences in the worker by state.", state=OPEN),
+        _gauge("sequences", "Sequences in the worker by state.", "state"),
         _counter("decode_steps_total", "Decode steps of the batch."),
         _counter(
             "draft_tokens_total",
             "Answer tokens that were drafted from the prompt, by outcome: accepted, rejected.",
-            outcome=OPEN,
+            "outcome",
         ),
         _counter(
             "planner_segments_total",
             "Segments by what the planner did: load, recompute (late: of these, after waiting for "
             "a load); lost: loads that were bad or gone when they were needed.",
-            decision=OPEN,
+            "decision",
         ),
         _gauge(
             "tier_estimated_latency_seconds",
             "What a read of a tier is believed to take beside its bytes.",
-            tier=OPEN,
+            "tier",
         ),
-        _gauge(
-            "tier_estimated_bytes_per_second", "Bandwidth a tier is believed to have.", tier=OPEN
-        ),
+        _gauge("tier_estimated_bytes_per_second", "Bandwidth a tier is believed to have.", "tier"),
         _gauge("prefill_estimated_flops_per_second", "Speed of prefill the planner counts with."),
         _counter(
             "shared_reads_total",
             "Chunks wanted while another request was reading them: read once for both.",
         ),
-        _counter("precomputed_chunks_total", "Chunks handled by precompute.", status=OPEN),
+        _counter("precomputed_chunks_total", "Chunks handled by precompute.", "status"),
         _histogram(
             "gate_kl_nats",
             "Correctness gate: divergence of the method's next-token distribution from full "
             "prefill's.",
             KL_BUCKETS,
-            method=OPEN,
+            "method",
         ),
         _counter(
             "gate_checks_total",
             "Correctness gate: comparisons by whether the most likely token is the same; skipped: "
             "sampled, but there was no time for it.",
-            method=OPEN,
+            "method",
             outcome=GATE_OUTCOMES,
         ),
         _gauge(
             "gate_state",
             "Correctness gate: 0 the method is used as asked, 1 its ratio is raised, 2 full "
             "prefill is used instead.",
-            method=OPEN,
+            "method",
         ),
     )
 )
