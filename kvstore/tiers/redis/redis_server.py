@@ -44,7 +44,7 @@ class NotServed(TierUnavailable):
 class Redirected(KvStoreError):
     """The slot is, or is about to be, another server's. No tier lets this out."""
 
-    def __init__(self, text: str, address: str | None = None, *, moved: bool = False) -> None:
+    def __init__(self, text: str, address: str = "", *, moved: bool = False) -> None:
         super().__init__(text)
         self.moved = moved
         self.address = address

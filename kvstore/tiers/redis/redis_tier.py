@@ -5,9 +5,6 @@ one server. One MULTI/EXEC writes them. The header is written last, and a chunk 
 its header is; so a writer that dies or runs out of memory leaves nothing behind. Redis may evict
 single values. A chunk with a missing layer is a miss, and the rest of it is deleted.
 
-While a slot of a cluster moves, its values move one by one. Chunks in it are then read, written and
-deleted value by value, wherever each is.
-
 Time is bounded per socket operation and per call.
 """
 
@@ -26,10 +23,9 @@ from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import require_extra_name
 from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
-from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
-from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
+from kvstore.tiers.redis.chunk_values import ChunkNames, ChunkRead, RangePlan, delete_keys
 from kvstore.tiers.redis.redis_server import RedisServer, Words
-from kvstore.tiers.redis.servers import Cluster, OneServer, Servers, call_each
+from kvstore.tiers.redis.servers import Cluster, OneServer, Servers, SlotMoving, call_each
 
 T = TypeVar("T")
 
@@ -93,36 +89,22 @@ class RedisTier(Tier):
             (self._names.layer(key, n), view_bytes(chunk.layer_bytes(n))) for n in layers
         ]  # the header is not among them: it comes last
 
-        def at_once(server: RedisServer) -> None:
-            with server.session() as client:
-                # Two workers may compute the same chunk with different low bits. The first one
-                # stays: otherwise a reader could get the header of one and the layers of the other.
-                if client.exists(head):
-                    return
-                pipeline = client.pipeline(transaction=True)
-                for name, value in values:
-                    pipeline.set(name, value, ex=self._ttl)
-                pipeline.set(head, chunk.header_bytes, ex=self._ttl)
-                pipeline.execute()
-
-        def singly(client: Any) -> None:
+        def write(client: Any) -> None:
+            # Two workers may compute the same chunk with different low bits. The first one stays:
+            # otherwise a reader could get the header of one and the layers of the other.
             if client.exists(head):
                 return
-            try:
-                for name, value in values:
-                    client.set(name, value, ex=self._ttl)
-                client.set(head, chunk.header_bytes, ex=self._ttl)
-            except Exception:
-                with suppress(Exception):  # layers without a header would only take room
-                    for name, _ in values:
-                        client.unlink(name)
-                raise
+            pipeline = client.pipeline(transaction=True)
+            for name, value in values:
+                pipeline.set(name, value, ex=self._ttl)
+            pipeline.set(head, chunk.header_bytes, ex=self._ttl)
+            pipeline.execute()
 
-        self._servers.on_server(key, at_once, singly)
+        self._execute(key, write)
 
     def read_header(self, key: str) -> ChunkHeader | None:
         read = self._read_of(key, None, None)
-        return read.header if self._run(key, read) else None
+        return read.header if self._servers.on_server(key, read.on_server) else None
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
         def plan(header: ChunkHeader) -> RangePlan:
@@ -132,7 +114,7 @@ class RedisTier(Tier):
             return RangePlan(ranges, commands, (None,), self._renewals(key, header.spec.layers))
 
         read = self._read_of(key, plan, on_progress)
-        if self._run(key, read):
+        if self._servers.on_server(key, read.on_server):
             assert read.header is not None and read.data is not None
             return EncodedChunk(read.header, read.data)
         if read.header is not None:  # a layer is missing
@@ -161,7 +143,7 @@ class RedisTier(Tier):
             return RangePlan(ranges, commands, (None, 0), renewals)
 
         read = self._read_of(key, plan, on_progress, header)
-        if self._run(key, read):
+        if self._servers.on_server(key, read.on_server):
             return read.data
         self.delete([key])
         return None
@@ -182,23 +164,10 @@ class RedisTier(Tier):
                     pipeline.expire(extras, self._ttl)
             return present
 
-        def at_once(server: RedisServer) -> bool:
-            with server.session() as client:
-                # Watching the header: a delete in between would leave the extra tensors behind.
-                return bool(client.transaction(write, head, value_from_callable=True))
-
-        def singly(client: Any) -> bool:
-            if not client.exists(head):
-                return False
-            client.hset(extras, name, value)
-            if self._ttl is not None:
-                client.expire(extras, self._ttl)
-            if client.exists(head):
-                return True
-            client.unlink(extras)  # the chunk was deleted in between
-            return False
-
-        return self._servers.on_server(key, at_once, singly)
+        # Watching the header: a delete in between would leave the extra tensors behind.
+        return self._execute(
+            key, lambda client: bool(client.transaction(write, head, value_from_callable=True))
+        )
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
         extras = self._names.extras(key)
@@ -282,19 +251,18 @@ class RedisTier(Tier):
         """Interpret the reply to EXISTS; ask again where it was redirected."""
         if isinstance(count, int):
             return count > 0
-        return self._execute(key, lambda client: bool(client.exists(self._names.head(key))))
+        with suppress(SlotMoving):
+            return self._execute(key, lambda client: bool(client.exists(self._names.head(key))))
+        return False
 
     def _execute(self, key: str, work: Callable[[Any], T]) -> T:
-        """Do the work with the client of the key's server, or with one that follows redirects."""
+        """Do the work with redis-py's client of the key's server."""
 
         def on_server(server: RedisServer) -> T:
             with server.session() as client:
                 return work(client)
 
-        return self._servers.on_server(key, on_server, work)
-
-    def _run(self, key: str, read: ChunkRead) -> bool:
-        return self._servers.on_server(key, read.on_server, read.value_by_value)
+        return self._servers.on_server(key, on_server)
 
     def _read_of(
         self,

@@ -1,9 +1,11 @@
 """The servers of a Redis tier: one, or those of a cluster.
 
-Of a cluster, redis-py's `RedisCluster` knows which server has which slot, and follows redirects
-while slots move. Everything else goes straight to the server of the slot, as to a single server.
-Only servers that take writes are asked: a replica may lag behind, and would show chunks that were
-deleted, or miss some and make us delete the rest.
+Of a cluster, redis-py's `RedisCluster` knows which server has which slot, and everything is asked
+of that server as of a single one. Only servers that take writes are asked: a replica may lag
+behind, and would show chunks that were deleted, or miss some and make us delete the rest.
+
+While a slot moves, its values are on two servers. Until all have arrived at the new one, its chunks
+are out of reach: reads ask the next tier, and deletions are tried again.
 
 Each server has its own circuit breaker, so one that is down costs the chunks that it holds and no
 others. While a breaker is open, or a server gave an error, the map of slots is read again, at most
@@ -23,7 +25,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _REFRESH_S = 0.5
-_MOVES = 4  # a slot that moves more often during one call is handled like one that is moving
+_MOVES = 4  # a slot that moves more often during one call counts as moving
+
+
+class SlotMoving(TierUnavailable):
+    """The chunk's values are about to be another server's."""
 
 
 class OneServer:
@@ -60,25 +66,18 @@ class OneServer:
         """Group the keys by the server they are on; raises what `all` does."""
         return [(self.all()[0], list(keys))]
 
-    def on_server(
-        self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
-    ) -> T:
+    def on_server(self, key: str, work: Callable[[RedisServer], T]) -> T:
         """Call `work` with the server of the key, again with another one if the slot has moved."""
         try:
             return work(self.all()[0])
         except Redirected as redirected:
-            self.redirect(redirected)
-            raise
+            raise TierError(
+                f"{self._name}: this server is part of a cluster: give redis+cluster://host:port"
+            ) from redirected
 
     def replicas(self, server: RedisServer) -> int | None:
         """Return how many replicas could take over from this server; None: none does by itself."""
         return None
-
-    def redirect(self, redirected: Redirected) -> RedisServer:
-        """Return the server that a redirect names; if the slot has moved, remember that."""
-        raise TierError(
-            f"{self._name}: this server is part of a cluster: give redis+cluster://host:port"
-        ) from redirected
 
 
 class Cluster:
@@ -135,9 +134,7 @@ class Cluster:
             by_name.setdefault(server.address, (server, []))[1].append(key)
         return list(by_name.values())
 
-    def on_server(
-        self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
-    ) -> T:
+    def on_server(self, key: str, work: Callable[[RedisServer], T]) -> T:
         server = self._of(key)
         for _ in range(_MOVES):
             try:
@@ -145,29 +142,18 @@ class Cluster:
             except Redirected as redirected:
                 if not redirected.moved:
                     break
-                server = self.redirect(redirected)
+                self._refresh(at_once=True)
+                server = self._server(redirected.address)
             except (TierTimeout, TierUnavailable):
                 self._refresh()
                 raise
-        try:
-            with redis_errors(self._name):
-                return while_moving(self._map())
-        except TierError as error:
-            error.server = server.address
-            raise
+        raise SlotMoving(f"{server.address}: the slot of {key} is moving", server=server.address)
 
     def replicas(self, server: RedisServer) -> int | None:
         self._refresh()  # a replica that was lost since must not be waited for
         slots = self._map().nodes_manager.slots_cache
         of_server = (nodes for nodes in slots.values() if nodes[0].name == server.address)
         return len(next(of_server, [None])) - 1
-
-    def redirect(self, redirected: Redirected) -> RedisServer:
-        if redirected.address is None:
-            raise TierUnavailable(f"{self._name}: {redirected}")
-        if redirected.moved:
-            self._refresh(at_once=True)
-        return self._server(redirected.address)
 
     def _of(self, key: str) -> RedisServer:
         slot = self._map().keyslot(f"{{{key}}}")

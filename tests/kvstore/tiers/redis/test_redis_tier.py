@@ -188,7 +188,7 @@ def test_a_version_1_chunk_is_refused(tier, raw):
 
 
 def test_many_batches(redis_at, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.redis.chunk_read.BATCH_BYTES", 1)
+    monkeypatch.setattr("kvstore.tiers.redis.chunk_values.BATCH_BYTES", 1)
     tier = started(redis_at.url)
     chunk = make_chunk(make_spec("int8", layers=20))
     tier.put(make_key(), chunk)
