@@ -20,7 +20,7 @@ from loadtest.traffic.workloads import Zipf
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
 ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"
 HEAD = "HTTP/1.1 {} x\r\ncontent-length: {}\r\n\r\n"
-PATTERN = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
+PATTERN = StepSettings(step_s=0.5, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
 METHODS = [MethodUnderTest.parse("full"), MethodUnderTest.parse("other")]
 LABELS = [method.label for method in METHODS]
 WORK = Zipf([CorpusDocument("d", "", "Text.")], [CorpusQuestion("Why?")], 1)
@@ -66,10 +66,10 @@ async def swept(rates: list[float]) -> tuple[list[Step], list[dict[str, Any]]]:
 
 
 async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
-    steps, bodies = await swept([20, 5, 10, 30])
+    steps, bodies = await swept([40, 10, 20, 60])
     order = [(step["rate"], step["method"]) for step in steps]
     assert order == [
-        *((5, "full"), (5, "other"), (10, "other"), (10, "full"), (20, "other"), (30, "other")),
+        *((10, "full"), (10, "other"), (20, "other"), (20, "full"), (40, "other"), (60, "other")),
     ]
     assert len(bodies) == 2 * 5 + 2 * 10 + 20 + 30
     for step in steps:
@@ -77,23 +77,23 @@ async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
         assert step["overloaded_503"] == (step["sent"] if refused else 0)
         assert step["slo_attainment"] == (0.0 if refused else 1.0)
     found = knees(steps, LABELS, 0.9)
-    assert found["full"]["rate"] is None and found["other"]["rate"] == 30
+    assert found["full"]["rate"] is None and found["other"]["rate"] == 60
     # There is no knee to compare with, so there is no ratio.
     assert found["other"]["further_right"] is None
 
 
 async def test_a_step_that_lagged_is_run_again_and_then_stands_as_it_is() -> None:
     """With a limit below zero every generator is too late."""
-    pattern = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
+    pattern = StepSettings(step_s=0.5, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
     async with refusing("nobody") as (url, bodies), StreamingClient(url, RagRoute()) as client:
         driver = StepRunner(client, RagRoute(), pattern, Slo())
-        figures, records = await driver.step(at_rate(WORK, 4, pattern), METHODS[0], 1.0)
+        figures, records = await driver.step(at_rate(WORK, 8, pattern), METHODS[0], 1.0)
     assert not figures["valid"] and figures["attempts"] == 3
     assert len(bodies) == 3 * 4 and len(records) == figures["sent"] == 4
 
 
 async def test_what_did_not_hold_is_drawn_too() -> None:
-    steps, _ = await swept([5, 10])
+    steps, _ = await swept([10, 20])
     steps[-1]["valid"] = False
     result = {
         "steps": steps,
@@ -107,6 +107,6 @@ async def test_what_did_not_hold_is_drawn_too() -> None:
 
 
 def test_every_rate_has_requests_of_its_own_and_all_methods_the_same() -> None:
-    three, again, five = (at_rate(WORK, rate, PATTERN) for rate in (3.0, 3.0, 5.0))
+    three, again, five = (at_rate(WORK, rate, PATTERN) for rate in (6.0, 6.0, 10.0))
     assert three == again and len(three) == 3 and len(five) == 5
-    assert at_rate(WORK, 3.0, StepSettings(step_s=1.0, seed=2)) != three
+    assert at_rate(WORK, 6.0, StepSettings(step_s=0.5, seed=2)) != three

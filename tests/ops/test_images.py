@@ -26,12 +26,6 @@ def test_hadolint_finds_nothing(ops_tools: None) -> None:
     command: list[str | Path] = [tools.TOOLS / "hadolint", "--config", ".hadolint.yaml", DOCKERFILE]
     done = subprocess.run(command, cwd=tools.REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    broken = DOCKERFILE.read_text().replace("--no-install-recommends 'tini=0.19.0-*'", "tini")
-    command[-1:] = ["-"]
-    found = subprocess.run(
-        command, cwd=tools.REPOSITORY, capture_output=True, text=True, input=broken
-    )
-    assert found.returncode == 1 and "DL3008" in found.stdout
 
 
 def test_what_is_copied_exists_and_reaches_the_builder() -> None:

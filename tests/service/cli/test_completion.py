@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-import pty
-import re
-import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,33 +86,6 @@ def test_bash_knows_values_from_commands(bash_file: Path, tmp_path: Path) -> Non
     assert "--batch" in bash(bash_file, "ingest", "--", cwd=tmp_path)
 
 
-def test_bash_completes_while_one_types(bash_file: Path) -> None:
-    """A terminal, and the Tab key."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ |= {"PS1": "> ", "TERM": "dumb"}
-        os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
-    try:
-        read_until(terminal, "> ")
-        os.write(terminal, f"source {bash_file}\n".encode())
-        os.write(terminal, b"kvstitch docu\tdele\t--ye\t")
-        read_until(terminal, "kvstitch documents delete --yes ")
-    finally:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-        os.close(terminal)
-
-
-def read_until(terminal: int, pattern: str, timeout_s: float = 240.0) -> str:
-    seen = ""
-    end = time.monotonic() + timeout_s
-    while not re.search(pattern, seen):
-        assert time.monotonic() < end, seen
-        if select.select([terminal], [], [], 0.1)[0]:
-            seen += os.read(terminal, 4096).decode(errors="replace")
-    return seen
-
-
 def test_every_file_option_is_an_option() -> None:
     names = {n for _, made in COMMANDS for action in made._actions for n in action.option_strings}
     assert set(FILE_OPTIONS) <= names
@@ -129,38 +97,3 @@ def test_every_shell_can_read_its_script(shell: str) -> None:
         pytest.skip(f"{shell} is not installed")
     ran = subprocess.run([shell, "-n"], input=script(shell), capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
-
-
-def test_fish_offers_what_bash_does() -> None:
-    if shutil.which("fish") is None:
-        pytest.skip("fish is not installed")
-    source = script("fish")
-
-    def fish(line: str) -> list[str]:
-        ask = f"{source}\ncomplete -C {line!r}"
-        ran = subprocess.run(["fish", "-N", "-c", ask], capture_output=True, text=True, check=True)
-        return sorted(found.split("\t")[0] for found in ran.stdout.splitlines())
-
-    assert fish("kvstitch jo") == ["jobs"]
-    assert fish("kvstitch jobs list --state ") == sorted(JOB_STATES)
-    assert "--yes" in fish("kvstitch documents delete --")
-
-
-def test_zsh_offers_what_bash_does(tmp_path: Path) -> None:
-    if shutil.which("zsh") is None:
-        pytest.skip("zsh is not installed")
-    file = tmp_path / "kvstitch.zsh"
-    file.write_text(script("zsh"))
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ |= {"PS1": "> ", "TERM": "dumb", "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
-        os.execvp("zsh", ["zsh", "-f", "-i"])
-    try:
-        os.write(terminal, f'autoload -U compinit; compinit -D; eval "$(cat {file})"\n'.encode())
-        read_until(terminal, "eval.*\n.*> ")
-        os.write(terminal, b"kvstitch jo\tlist --state succ\t")
-        read_until(terminal, "bs.+list --state succeeded")
-    finally:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-        os.close(terminal)

@@ -90,37 +90,21 @@ def test_accepted(name: str, value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
-        ("share", -0.001, "a number from 0 to 1"),
-        ("share", 1.001, "a number from 0 to 1"),
-        ("share", float("nan"), "a number from 0 to 1"),
-        ("share", float("inf"), "a number from 0 to 1"),
-        ("share", True, "a number from 0 to 1"),
-        ("share", "0.5", "a number from 0 to 1"),
-        ("share", None, "a number from 0 to 1"),
-        ("share", [0.5], "a number from 0 to 1"),
-        ("share", {"value": 1}, "a number from 0 to 1"),
+        *(("share", wrong, "a number from 0 to 1") for wrong in (
+            -0.001, 1.001, float("nan"), float("inf"), True, "0.5", None, [0.5], {"value": 1},
+            10**400, -(10**400))),
         ("above", -2.6, "a number of at least -2.5"),
         ("below", 10.5, "a number of at most 10"),
         ("free", float("-inf"), "a number"),
         ("free", False, "a number"),
-        ("count", 0, "an integer from 1 to 99"),
-        ("count", 100, "an integer from 1 to 99"),
-        ("count", 1.5, "an integer from 1 to 99"),
-        ("count", True, "an integer from 1 to 99"),
-        ("count", float("nan"), "an integer from 1 to 99"),
-        ("count", float("inf"), "an integer from 1 to 99"),
-        ("floor", 0, "an integer of at least 1"),
-        ("switch", 1, "true or false"),
-        ("switch", "true", "true or false"),
-        ("switch", None, "true or false"),
-        ("metric", "k", "one of V, K"),
-        ("metric", 1, "one of V, K"),
-        ("metric", None, "one of V, K"),
-        ("metric", ["V"], "one of V, K"),
-        ("name", 5, "a string"),
-        ("name", None, "a string"),
+        *(("count", wrong, "an integer from 1 to 99") for wrong in (
+            0, 100, 1.5, True, float("nan"), float("inf"), 10**400)),
+        *(("floor", wrong, "an integer of at least 1") for wrong in (0, 10**400, 1e308, 10**30)),
+        *(("switch", wrong, "true or false") for wrong in (1, "true", None, 10**400)),
+        *(("metric", wrong, "one of V, K") for wrong in ("k", 1, None, ["V"], 10**400)),
+        *(("name", wrong, "a string") for wrong in (5, None)),
     ],
-)
+)  # fmt: skip
 def test_refused(name: str, value: Any, accepted: str) -> None:
     """The message names the field with its prefix, what is accepted, and what was given."""
     with pytest.raises(InvalidRequest) as error:
@@ -128,15 +112,6 @@ def test_refused(name: str, value: Any, accepted: str) -> None:
     assert error.value.field == f"fusion.{name}"
     assert error.value.message == f"fusion.{name} must be {accepted}, not {value!r}"
     assert error.value.status == 422
-
-
-@pytest.mark.parametrize("name", ["share", "above", "free", "count", "floor", "metric", "switch"])
-@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["huge", "hugely negative"])
-def test_integers_no_float_can_hold(name: str, value: int) -> None:
-    """JSON carries integers of any length; one too long for a float is refused, not a crash."""
-    with pytest.raises(InvalidRequest) as error:
-        checked(**{name: value})
-    assert error.value.field == f"fusion.{name}"
 
 
 def test_large_integers_are_not_rounded() -> None:
@@ -174,10 +149,3 @@ def test_auto_is_taken_where_it_is_offered_and_nowhere_else() -> None:
         checked(share="auto")
     with pytest.raises(InvalidRequest, match='a number from 0 to 1 or "auto"'):
         checked(chosen="automatic")
-
-
-@pytest.mark.parametrize("value", [1e308, 10**30, -(10**30)])
-def test_an_integer_that_no_tensor_can_count_is_refused(value: float) -> None:
-    schema = {"budget": {"type": "integer", "default": 1024}}
-    with pytest.raises(InvalidRequest, match="budget must be an integer"):
-        check(schema, {"budget": value}, where="eviction")
