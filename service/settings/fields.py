@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,16 +34,6 @@ def demo_model() -> Path:
 def parts(value: str) -> list[str]:
     """Return what stands between the commas, without blanks."""
     return [part for part in map(str.strip, value.split(",")) if part]
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def named_folders(value: str) -> dict[str, Path]:

@@ -36,11 +36,7 @@ class CurveKeys:
 
 
 def check(secret: str) -> None:
-    """Check that a secret can be used.
-
-    Raises:
-        InvalidSetting: It is too short to be one.
-    """
+    """Raise InvalidSetting if a secret is too short to be one."""
     if len(secret) < MIN_SECRET_CHARS:
         raise InvalidSetting(
             f"KVSTITCH_FLEET_SECRET must have at least {MIN_SECRET_CHARS} characters: take what "
@@ -49,11 +45,7 @@ def check(secret: str) -> None:
 
 
 def curve_keys(secret: str, side: Side) -> CurveKeys:
-    """Return the key pair of a side.
-
-    Raises:
-        InvalidSetting: The secret is too short.
-    """
+    """Return the key pair of a side."""
     # Here, because settings import this module in processes that have no sockets.
     import zmq
     from zmq.utils import z85
@@ -81,14 +73,11 @@ def is_encrypted(address: str, secret: str) -> bool:
 
 
 def require_secret(address: str, secret: str) -> None:
-    """Check that nobody else can reach an address, or that a secret protects it.
-
-    Raises:
-        InvalidSetting: The secret is missing, or too short.
-    """
+    """Raise InvalidSetting if others can reach an address, and no secret protects it."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if secret:
         check(secret)
-    elif address.startswith("tcp://") and not _is_loopback(address):
+    elif address.startswith("tcp://") and not is_loopback(host):
         raise InvalidSetting(
             f"{address} can be reached from other machines: set KVSTITCH_FLEET_SECRET to the same "
             f"{MIN_SECRET_CHARS} or more characters for all gateways and workers, such as what "
@@ -96,9 +85,11 @@ def require_secret(address: str, secret: str) -> None:
         )
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host."""
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False

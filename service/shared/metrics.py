@@ -44,7 +44,6 @@ PROMPT_SOURCES = (*TIERS, "pool", "history", "recomputed", "cold", "question")
 DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
-VOLUMES = ("data", "kv")
 GATE_OUTCOMES = ("agree", "disagree", "skipped")
 WORKER_STATES = ("ready", "draining", "not_ready")
 OPEN: tuple[str, ...] = ()  # label values that are not known beforehand

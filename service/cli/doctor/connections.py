@@ -23,7 +23,7 @@ from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
 from service.plugins import tiers
 from service.settings import Settings
-from service.settings.fields import is_loopback
+from service.shared.fleet_secret import is_loopback
 from service.shared.worker_settings import MIB
 
 PATIENCE_S = 2.0
@@ -56,17 +56,15 @@ def _exposure(settings: Settings) -> Finding:
         except KvstitchError as error:
             what = "see that it can be reached" if settings.database else "restore the file"
             return fail("keys", error.message, f"{what}, or make new keys")
-    near = is_loopback(settings.host)
     if not keys or settings.allow_anonymous:
-        if near:
+        if is_loopback(settings.host):
             return ok("keys", f"no key is needed; only this machine reaches {settings.host}")
         if settings.allow_anonymous:
             return warn("keys", f"whoever reaches {settings.host} is served without a key",
                         "sure? else unset KVSTITCH_ALLOW_ANONYMOUS")  # fmt: skip
         return fail("keys", f"others reach {settings.host}, and there is no key: serve refuses",
                     "kvstitch keys create")  # fmt: skip
-    now = time.time()
-    valid = sum(key.valid(now) for key in keys)
+    valid = sum(key.valid(time.time()) for key in keys)
     if not valid:
         return fail("keys", f"none of {len(keys)} keys is valid any more: everybody is refused",
                     "kvstitch keys create")  # fmt: skip
@@ -138,16 +136,12 @@ def _s3(settings: Settings) -> Finding:
 
 def _redis(url: str, settings: Settings, *, cluster: bool) -> Iterator[Finding]:
     where = _shown(url)
+    patience = {"socket_timeout": PATIENCE_S, "socket_connect_timeout": PATIENCE_S}
     try:
-        server = redis.Redis.from_url(
-            url, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
-        )
-        try:
-            facts: dict[str, Any] = {
-                **server.info("server"), **server.info("memory"), **server.info("cluster")
-            }  # fmt: skip
-        finally:
-            server.close()
+        with redis.Redis.from_url(url, **patience) as server:
+            facts: dict[str, Any] = {}
+            for section in ("server", "memory", "cluster"):  # one at a time until Redis 7
+                facts |= server.info(section)
     except (redis.RedisError, ValueError, OSError) as error:
         yield fail("redis", f"{where} does not answer: {error}",
                    "start it, or mend --redis; without it serving goes on from the other "

@@ -169,9 +169,10 @@ def check_defaults(settings: Settings) -> Iterator[Finding]:
     if settings.calibration != calibration.OFF and unused.is_file():
         yield warn("defaults", f"{unused} was made for another model, or is damaged: not used",
                    "run `kvstitch tune` for this model")  # fmt: skip
-        return
-    yield ok("defaults", f"built in: fusion {json.dumps(calibration.BUILT_IN_FUSION)}; `kvstitch "
-             "tune` measures what suits model and documents")  # fmt: skip
+    else:
+        fusion = json.dumps(calibration.BUILT_IN_FUSION)
+        yield ok("defaults", f"built in: fusion {fusion}; `kvstitch tune` measures what suits "
+                 "model and documents")  # fmt: skip
 
 
 def check_start(settings: Settings) -> Iterator[Finding]:
@@ -190,12 +191,8 @@ def _start_up(settings: Settings) -> Finding:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
-        adapter = load_model(
-            str(folder),
-            dtype=settings.dtype,
-            device=settings.device_of(0),
-            quantize=settings.quantize,
-        )
+        how = {"dtype": settings.dtype, "quantize": settings.quantize}
+        adapter = load_model(str(folder), device=settings.device_of(0), **how)
         theirs, stitched = start_up_check(adapter)
         for name, lora in settings.loras.items():
             add_lora(adapter, name, lora)

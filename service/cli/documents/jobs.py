@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 
 from rich.live import Live
 from rich.table import Table
@@ -20,7 +21,7 @@ from service.cli.output import (
     progress_bars,
     table,
     time_left,
-)
+)  # fmt: skip
 
 WATCH_S = 1.0
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
@@ -88,24 +89,18 @@ def _jobs(service: Client, args: argparse.Namespace) -> list[Job]:
     return list(service.list_jobs(state=args.state, limit=args.limit))
 
 
-def _all_ended(jobs: list[Job]) -> bool:
-    return all(job.ended for job in jobs)
-
-
 def _watch_all(service: Client, args: argparse.Namespace) -> None:
-    jobs = _jobs(service, args)
-    if args.json:
-        emit_line([job.raw for job in jobs])
-        while not _all_ended(jobs):
-            time.sleep(WATCH_S)
+    live = None if args.json else Live(console=console(), auto_refresh=False)
+    with live or nullcontext():
+        while True:
             jobs = _jobs(service, args)
-            emit_line([job.raw for job in jobs])
-        return
-    with Live(_table(jobs), console=console(), auto_refresh=False) as live:
-        while not _all_ended(jobs):
+            if live is None:
+                emit_line([job.raw for job in jobs])
+            else:
+                live.update(_table(jobs), refresh=True)
+            if all(job.ended for job in jobs):
+                return
             time.sleep(WATCH_S)
-            jobs = _jobs(service, args)
-            live.update(_table(jobs), refresh=True)
 
 
 def _watch(service: Client, job: Job, *, as_json: bool) -> Job:

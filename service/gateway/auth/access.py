@@ -20,7 +20,8 @@ from service.errors import Forbidden, InvalidSetting, Unauthenticated
 from service.gateway.auth.keys import KEY_PREFIX, KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
 from service.plugins import IdentityProvider
-from service.settings.fields import SCOPES, is_loopback
+from service.settings.fields import SCOPES
+from service.shared.fleet_secret import is_loopback
 
 _KEY_NEEDED: Final = (
     "an API key is needed: send it as `Authorization: Bearer kvs_…` or `x-api-key: kvs_…` "

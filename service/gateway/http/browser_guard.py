@@ -22,7 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import ForeignOrigin, UnknownHost
 from service.gateway.http.problems import respond
 from service.settings import Settings
-from service.settings.fields import is_loopback, parts
+from service.settings.fields import parts
+from service.shared.fleet_secret import is_loopback
 
 READING_METHODS = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
