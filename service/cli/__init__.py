@@ -97,7 +97,6 @@ def parser() -> argparse.ArgumentParser:
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),
         ("encryption", "keys of what is stored: rotate, delete", encryption.add_arguments),
-        ("migrate", "copy a data folder to PostgreSQL", administration.add_migrate_arguments),
         ("status", "show how a running service is", status.add_arguments),
         ("model", "models with names: list, fetch, path", model.add_arguments),
         ("config", "show and check the settings", configuration.add_arguments),
