@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from service.gateway.auth.secret_file import own_secret
 from sqlalchemy import ColumnElement, Connection, Table, func, or_, select, text, true
 
 from retriever.catalog import queries
@@ -20,7 +19,7 @@ from retriever.sql.database import Database
 from retriever.sql.expressions import upsert
 from service.errors import InvalidSetting
 from service.gateway import tables
-from service.gateway.data_folder import lock_folder
+from service.gateway.data_folder import lock_folder, own_secret
 from service.gateway.documents import membership
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
