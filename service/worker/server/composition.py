@@ -31,8 +31,7 @@ from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import ModelFacts, read_calibration
 from service.worker.sampling.grammar import Grammars
 from service.worker.server.leases import Leases, take_number
-from service.worker.server.link import Inbox, Link
-from service.worker.server.reply_sender import ReplySender
+from service.worker.server.link import Inbox, Link, ReplySender
 from service.worker.server.reporter import CachedChunks, Reporter
 from service.worker.server.worker_server import WorkerServer
 

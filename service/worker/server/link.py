@@ -1,7 +1,7 @@
-"""The worker's socket, a ZeroMQ ROUTER on its own thread.
+"""The worker's socket, a ZeroMQ ROUTER on its own thread; what came over it; who waits for what.
 
-Messages and heartbeats move on it while the engine computes. Over TCP, with a fleet's secret, the
-link is encrypted (CURVE) and open to gateways with the same secret alone.
+Over TCP, with a fleet's secret, the link is encrypted (CURVE) and open to gateways with the same
+secret alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from service.messages import wire
-from service.messages.requests import ToWorker
+from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
+from service.messages.requests import Message, ToWorker
 from service.messages.wire import MAX_MESSAGE_BYTES
 from service.shared import fleet_secret
+from service.shared.tracing import Attributes, Span, Tracing
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -31,7 +33,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
 class Link:
-    """Receives messages on its own thread; other threads send through an `outlet` each."""
+    """Receives messages on its own thread; any thread may send."""
 
     def __init__(
         self, address: str, received: Callable[[bytes, bytes], None], secret: str = ""
@@ -42,6 +44,8 @@ class Link:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._inner = f"inproc://outbox-{id(self)}"
+        self._outbox: zmq.Socket[bytes] | None = None
+        self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
         self._bound = threading.Event()
         self._error: zmq.ZMQError | None = None
@@ -55,26 +59,26 @@ class Link:
             self._authenticator.configure_curve_callback(
                 credentials_provider=_Gateways(self._secret)
             )
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.connect(self._inner)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
         self._bound.wait()
         if self._error is not None:
             raise self._error
 
-    def outlet(self) -> Outlet:
-        """Return a sender for the calling thread: a ZeroMQ socket must stay on one thread."""
-        socket = self._context.socket(zmq.PUSH)
-        socket.connect(self._inner)
-        return Outlet(socket)
+    def send(self, gateway: bytes, payload: bytes) -> None:
+        """Queue a message for a gateway."""
+        assert self._outbox is not None, "start the link first"
+        with self._sending:
+            self._outbox.send_multipart([gateway, payload])
 
     def close(self) -> None:
-        """Send what is queued, then stop. All outlets must be closed before."""
+        """Send what is queued, then stop; nothing may be sent meanwhile."""
         if self._thread is None:
             self._context.term()
             return
-        stopper = self.outlet()
-        stopper.send(b"", b"")
-        stopper.close()
+        self.send(b"", b"")
         self._thread.join(timeout=5)
         self._thread = None
         if self._authenticator is not None:
@@ -119,13 +123,6 @@ class Link:
                 if not identity:
                     break
                 router.send_multipart([identity, payload])
-        # Outlets are read in turns, so the request to stop may come before messages that other
-        # outlets queued earlier: the Done of the last answer among them.
-        while True:
-            try:
-                router.send_multipart(outbox.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                break
         outbox.close()
         router.close()
 
@@ -138,20 +135,6 @@ class _Gateways:
 
     def callback(self, domain: str, key: bytes) -> bool:
         return key == self._key
-
-
-class Outlet:
-    """Sends messages from one thread."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-
-    def send(self, identity: bytes, payload: bytes) -> None:
-        """Queue a message for the peer of that identity."""
-        self._socket.send_multipart([identity, payload])
-
-    def close(self) -> None:
-        self._socket.close(linger=1000)
 
 
 Received = tuple[bytes, ToWorker, float]
@@ -186,3 +169,81 @@ class Inbox:
                 item = self._queue.get_nowait()
         except queue.Empty:
             return
+
+
+class ReplySender:
+    """Remembers who asked for what until the last reply to it is sent. For one thread."""
+
+    def __init__(self, link: Link, tracing: Tracing) -> None:
+        self._link = link
+        self._tracing = tracing
+        self._gateways: dict[str, bytes] = {}  # by id of the request or precompute call
+        self._spans: dict[str, Span] = {}  # by request id
+        self._open_chunks: dict[str, int] = {}  # precompute call → chunks not yet reported
+
+    def expect_answer(self, id: str, gateway: bytes, traceparent: str) -> None:
+        """Note that `gateway` asked for an answer."""
+        self._gateways[id] = gateway
+        self._spans[id] = self._tracing.begin("kvstitch.generate", traceparent)
+
+    def expect_explanation(self, id: str, gateway: bytes) -> None:
+        """Note that `gateway` asked what an answer would cost."""
+        self._gateways[id] = gateway
+
+    def expect_chunks(self, id: str, gateway: bytes, count: int) -> None:
+        """Note that `gateway` asked for `count` chunks to be precomputed."""
+        if count:
+            self._gateways[id] = gateway
+            self._open_chunks[id] = count
+
+    def open_requests(self, gateway: bytes) -> list[str]:
+        """Return the ids of requests and calls that a gateway waits for."""
+        return [id for id, waiting in self._gateways.items() if waiting == gateway]
+
+    @property
+    def open_calls(self) -> list[str]:
+        """Ids of the precompute calls that have not ended."""
+        return list(self._open_chunks)
+
+    def send_to(self, gateway: bytes, message: Message) -> None:
+        """Send a message that no request waits for."""
+        self._link.send(gateway, wire.encode(message))
+
+    def send(self, *replies: Reply) -> None:
+        """Send replies in order, but all tokens first: one message per gateway."""
+        tokens: dict[bytes, list[TokenItem]] = {}
+        others: list[tuple[bytes, Message]] = []
+        for reply in replies:
+            gateway = self._gateways.get(reply.id)
+            if gateway is None:
+                continue
+            if isinstance(reply, TokenItem):
+                tokens.setdefault(gateway, []).append(reply)
+            else:
+                self._note(reply)
+                others.append((gateway, reply))
+        for gateway, items in tokens.items():
+            self.send_to(gateway, Tokens(items))
+        for gateway, message in others:
+            self.send_to(gateway, message)
+
+    def _note(self, reply: Done | Explained | Failed | Precomputed) -> None:
+        """Forget what this reply is the last one of."""
+        match reply:
+            case Precomputed():
+                self._open_chunks[reply.id] -= 1
+                if self._open_chunks[reply.id]:
+                    return
+            case Done(report=report):
+                attributes: Attributes = {
+                    "kvstitch.finish_reason": reply.finish_reason,
+                    "kvstitch.prompt_tokens": report.prompt_tokens,
+                    "kvstitch.cached_tokens": report.cached_tokens,
+                    "kvstitch.completion_tokens": report.completion_tokens,
+                }
+                self._spans.pop(reply.id).end(report.stages, attributes)
+            case Failed():
+                if (span := self._spans.pop(reply.id, None)) is not None:
+                    span.end(error=reply.code)
+        self._open_chunks.pop(reply.id, None)
+        del self._gateways[reply.id]

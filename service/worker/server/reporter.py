@@ -15,7 +15,7 @@ from service.messages.replies import Holdings, Ready, Stats, WorkerLoad
 from service.worker.engine.engine import Engine
 from service.worker.server.counters import LoadMeter, engine_values, own_values, store_values
 from service.worker.server.leases import uptime
-from service.worker.server.link import Link, Outlet
+from service.worker.server.link import Link
 
 # Most names that are remembered, those used last. Chunks beyond are not reported.
 MAX_NAMES = 500_000
@@ -164,20 +164,18 @@ class Reporter:
             self._measured_at = now
 
     def _run(self) -> None:
-        outlet = self._link.outlet()
         due = time.monotonic() + STATS_INTERVAL_S
         last: WorkerLoad | None = None
         while not self._stopping.wait(
             CACHED_INTERVAL_S if self.cached.reported else STATS_INTERVAL_S
         ):
             if self.cached.reported:
-                last = self._send_cached(outlet, last)
+                last = self._send_cached(last)
             if time.monotonic() >= due - CACHED_INTERVAL_S / 2 or not self.cached.reported:
-                self.send_counters(outlet)
+                self.send_counters()
                 due = time.monotonic() + STATS_INTERVAL_S
-        outlet.close()
 
-    def _send_cached(self, outlet: Outlet, last: WorkerLoad | None) -> WorkerLoad:
+    def _send_cached(self, last: WorkerLoad | None) -> WorkerLoad:
         """Send what changed in the memory tier, or in the load since `last`; return the load."""
         counted, load = self._counted, self._load
         changes = self.cached.changes()
@@ -187,10 +185,10 @@ class Reporter:
                 message = Holdings(
                     self._sent, changes.added, changes.removed, changes.snapshot, count, load
                 )
-                outlet.send(gateway, wire.encode(message))
+                self._link.send(gateway, wire.encode(message))
         return load
 
-    def send_counters(self, outlet: Outlet, *, gone: bool = False) -> None:
+    def send_counters(self, *, gone: bool = False) -> None:
         """Send counters to every gateway."""
         # Read before the counters: whoever gets them knows the worker was alive at this moment.
         clock = uptime()
@@ -208,6 +206,6 @@ class Reporter:
             clock=clock,
         )
         for gateway in list(self._gateways):
-            outlet.send(gateway, wire.encode(stats))
+            self._link.send(gateway, wire.encode(stats))
         if (took := time.monotonic() - started) > STATS_INTERVAL_S:
             log.warning("collecting counters took %.1f s: a tier answers slowly", took)

@@ -38,8 +38,7 @@ from service.worker.engine.engine import Engine
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
 from service.worker.server.leases import GatewayKeys, Leases
-from service.worker.server.link import Inbox
-from service.worker.server.reply_sender import ReplySender
+from service.worker.server.link import Inbox, ReplySender
 from service.worker.server.reporter import Reporter
 
 log = logging.getLogger("kvstitch.worker")
@@ -96,7 +95,6 @@ class WorkerServer:
     def run(self) -> None:
         """Serve on the calling thread; return after `stop` or `drain`, when nothing is left."""
         store = self._engine.store
-        self._replies.open()
         self._reporter.start()
         try:
             self._check_leases()  # those of an earlier process may be over
@@ -113,8 +111,7 @@ class WorkerServer:
             self._reporter.stop()
             store.flush(FLUSH_TIMEOUT_S)
             if self._draining.is_set():
-                self._reporter.send_counters(self._replies.outlet, gone=not store.keeps_on_disk)
-            self._replies.close()
+                self._reporter.send_counters(gone=not store.keeps_on_disk)
 
     @property
     def _ended(self) -> bool:
@@ -135,7 +132,7 @@ class WorkerServer:
         """Tell gateways that this worker takes nothing new, and what has not begun."""
         self._gave_back_at = time.monotonic()
         # Before what goes back, so that gateways know why.
-        self._reporter.send_counters(self._replies.outlet)
+        self._reporter.send_counters()
         calls = self._replies.open_calls
         self._engine.precompute_queue.cancel(calls)
         self._replies.send(*(Failed.of(id, DRAINING) for id in calls))

@@ -25,7 +25,6 @@ NEED_MORE = {
     "service.worker.server.worker_server",
     "service.worker.server.composition",
     "service.worker.server.link",
-    "service.worker.server.reply_sender",
     "service.worker.server.reporter",
     "service.worker.server.counters",
 }

@@ -1,26 +1,30 @@
-"""The link moves bytes to the right gateway, and the inbox its messages to the engine's thread."""
+"""The link moves bytes to the right gateway, the inbox its messages to the engine's thread, and
+replies go to the gateway that asked."""
 
 from __future__ import annotations
 
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from service.errors import InvalidSetting
 from service.messages import wire
+from service.messages.replies import Failed, Precomputed, TokenItem, Tokens
 from service.messages.requests import Abort, Hello
 from service.shared import fleet_secret
-from service.worker.server.link import Inbox, Link
+from service.shared.tracing import Tracing
+from service.worker.server.link import Inbox, Link, ReplySender
 
 MESSAGES = 200
 
 
 def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
     """Also where the thread of the socket is late and finds all of it at once, with the request to
-    stop: outlets are read in turns, not in the order of sending."""
+    stop."""
     address = f"ipc://{tmp_path}/link"
     came, go_on, gateways = threading.Event(), threading.Event(), []
 
@@ -37,10 +41,8 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
         gateway.connect(address)
         gateway.send(b"hello")
         assert came.wait(120)  # the link's thread stands still from here on
-        outlet = link.outlet()
         for number in range(MESSAGES):
-            outlet.send(gateways[0], b"%d" % number)
-        outlet.close()
+            link.send(gateways[0], b"%d" % number)
         closing = threading.Thread(target=link.close)
         closing.start()
         closing.join(0.2)  # its request to stop is queued too
@@ -77,9 +79,8 @@ def _says(context: zmq.Context[zmq.Socket[bytes]], address: str, server: str, ow
 
 
 def test_over_tcp_only_gateways_of_the_fleet_are_let_in() -> None:
-    link = Link("tcp://127.0.0.1:0", lambda who, what: outlet.send(who, b"ready"), SECRET)
+    link = Link("tcp://127.0.0.1:0", lambda who, what: link.send(who, b"ready"), SECRET)
     link.start()
-    outlet = link.outlet()
     context = zmq.Context()
     try:
         assert link.address.startswith("tcp://127.0.0.1:") and not link.address.endswith(":0")
@@ -91,7 +92,6 @@ def test_over_tcp_only_gateways_of_the_fleet_are_let_in() -> None:
         assert _says(context, link.address, SECRET, SECRET) == b"ready"
     finally:
         context.destroy(linger=0)
-        outlet.close()
         link.close()
 
 
@@ -137,3 +137,59 @@ def test_what_is_no_message_is_ignored_and_logged(caplog: pytest.LogCaptureFixtu
     inbox.receive(b"one", b"\x00 not a message")
     assert list(inbox.messages(0.0)) == []
     assert "not understood" in caplog.text
+
+
+class Outbox:
+    """Stands for the link."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, Any]] = []
+
+    def send(self, identity: bytes, payload: bytes) -> None:
+        self.sent.append((identity, wire.decode_from_worker(payload)))
+
+
+def send(sender: ReplySender, *replies: Any) -> list[tuple[bytes, Any]]:
+    outbox: Any = sender._link
+    outbox.sent.clear()
+    sender.send(*replies)
+    return list(outbox.sent)
+
+
+def a_sender() -> ReplySender:
+    link: Any = Outbox()
+    return ReplySender(link, Tracing("", "worker"))
+
+
+def test_tokens_of_a_step_are_one_message_for_each_gateway() -> None:
+    sender = a_sender()
+    for name, gateway in (("a", b"one"), ("b", b"two"), ("c", b"one")):
+        sender.expect_answer(name, gateway, "")
+    sent = send(sender, TokenItem("a", 1), TokenItem("b", 2), TokenItem("c", 3))
+    assert sent == [
+        (b"one", Tokens([TokenItem("a", 1), TokenItem("c", 3)])),
+        (b"two", Tokens([TokenItem("b", 2)])),
+    ]
+
+
+def test_an_answer_ends_once() -> None:
+    sender = a_sender()
+    sender.expect_answer("a", b"one", "")
+    failed = Failed("a", "worker_fault", "no")
+    assert send(sender, TokenItem("a", 1), failed) == [
+        (b"one", Tokens([TokenItem("a", 1)])),
+        (b"one", Failed("a", "worker_fault", "no")),
+    ]
+    assert send(sender, failed, TokenItem("a", 2)) == []
+
+
+def test_a_precompute_call_ends_with_its_last_chunk() -> None:
+    sender = a_sender()
+    sender.expect_chunks("p", b"one", 2)
+    sender.expect_chunks("empty", b"one", 0)
+    done = [Precomputed("p", i, "computed", 10, 0.5) for i in range(3)]
+    assert [message.chunk_id for _, message in send(sender, *done)] == [0, 1]
+
+
+def test_nobody_is_told_of_what_nobody_asked() -> None:
+    assert send(a_sender(), TokenItem("a", 1)) == []
