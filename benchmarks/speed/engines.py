@@ -73,7 +73,7 @@ class Prompt:
             precompute(engine, self)
             out = {}
             for address in self.addresses(engine):
-                found = engine.loader.streams.read(address).chunk
+                found = engine.loader.read(address).chunk
                 assert found is not None
                 out[address.key] = found
             return out

@@ -17,7 +17,7 @@ from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.answers.response import SOURCE_OF_TIER
 from service.plugins import VARIABLE, tiers
 from service.settings import load
-from service.worker.loading.estimates import TierEstimates
+from service.worker.loading.cost_model import TierEstimates
 from service.worker.methods.registry import make_fusion
 from service.worker.server.composition import open_store
 from tests.kvstore.chunks import make_chunk, make_key

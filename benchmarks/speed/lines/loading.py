@@ -70,7 +70,7 @@ def run(setup: Setup) -> Outcome:
 def load_alone(engine: Engine, prompt: Prompt) -> float:
     """Seconds until every layer of every chunk is loaded."""
     started = time.perf_counter()
-    streams = [engine.loader.streams.join(a, "ssd") for a in prompt.addresses(engine)]
+    streams = [engine.loader.join(a, "ssd") for a in prompt.addresses(engine)]
     for stream in streams:
         for part in stream.part_futures:
             part.result()

@@ -8,6 +8,7 @@ idle work. `service.worker.engine.scheduler` decides how much of each.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from service.worker.forward.recorded.layers import supports as supports_graphs
 from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
-from service.worker.loading.estimates import Line
+from service.worker.loading.cost_model import Line
 from service.worker.loading.loader import Loader
 from service.worker.loading.planner import FullPrefillTimer, Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
@@ -104,7 +105,7 @@ class Engine:
         self.prefix_cache = PrefixCache(self.pool, on=options.prefix_cache)
 
         # How long things take, also where nothing is loaded or computed because of that.
-        self.planner = Planner(decoder, loader.streams.estimates, deciding=options.planner)
+        self.planner = Planner(decoder, loader.estimates, deciding=options.planner)
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
         chunks = ChunkPrefill(decoder, loader.load_chunk)
@@ -133,7 +134,7 @@ class Engine:
             grammars=grammars,
         )
         self._explainer = Explainer(
-            decoder, self.admission, loader.streams, self.planner, prefix_cache=self.prefix_cache
+            decoder, self.admission, loader, self.planner, prefix_cache=self.prefix_cache
         )
         self._endings = Endings(
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
@@ -156,6 +157,12 @@ class Engine:
     def idle(self) -> bool:
         """Whether there is nothing to compute until a request or a load arrives."""
         return not self._busy and self.idle_work.idle and not self._compiling
+
+    @property
+    def idle_s(self) -> float:
+        """How long an idle engine may wait at most; infinite: until something arrives."""
+        until = min((s.blocked_until for s in self.scheduler.prefilling), default=math.inf)
+        return max(0.0, until - time.monotonic())
 
     @property
     def pool_free_share(self) -> float:

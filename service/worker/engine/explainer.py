@@ -13,11 +13,10 @@ from typing import Literal
 from service.messages.replies import Explained, Failed
 from service.messages.reports import Forecast, SegmentForecast
 from service.messages.requests import ColdMode, Generate
-from service.worker.loading.chunk_stream import parts_of
 from service.worker.loading.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
+from service.worker.loading.loader import Loader
 from service.worker.loading.planner import Planner
 from service.worker.loading.segment_load import UNCACHED
-from service.worker.loading.stream_reader import StreamReader
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
@@ -37,7 +36,7 @@ class Explainer:
 
     decoder: DecoderModel
     admission: Admission
-    streams: StreamReader
+    loader: Loader
     planner: Planner
     prefix_cache: PrefixCache
     _lookups: list[Lookup] = field(default_factory=list)
@@ -47,7 +46,7 @@ class Explainer:
         sequence = self.admission.sequence(request, time.monotonic())
         tiers: dict[str, str] = {}
         wanted = [address for address in sequence.asked.addresses if address is not None]
-        self._lookups.append((sequence, tiers, self.streams.find(wanted, tiers.update)))
+        self._lookups.append((sequence, tiers, self.loader.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[Explained | Failed]:
         """Return the results for requests whose look-ups are finished."""
@@ -70,7 +69,7 @@ class Explainer:
         asked = sequence.to_load
         segments = found_segments(asked, tiers)
         planner = self.planner if self.planner.deciding else None
-        plan = plan_loads(asked, segments, planner, self.streams.bytes_left(), crowded=crowded)
+        plan = plan_loads(asked, segments, planner, self.loader.bytes_left(), crowded=crowded)
         seconds, flops = self.planner.forecast(plan.prompt)
         full_flops = full_prefill(self.decoder, sequence.asked.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
@@ -143,9 +142,7 @@ class Explainer:
         loaded = loaded and segment.tier != UNCACHED
         seconds = 0.0
         if loaded and segment.is_slow:
-            assert segment.address is not None
-            parts = len(parts_of(segment.address))
-            seconds = self.planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
+            seconds = self.planner.tiers.seconds(segment.tier, segment.nbytes, segment.parts)
         documents = sequence.asked.request.documents
         computed: ColdMode | Literal[""] = ""
         if segment.tokens and not loaded:
@@ -155,7 +152,7 @@ class Explainer:
             tokens=segment.tokens,
             tier=segment.tier,
             stored_bytes=segment.stored_bytes,
-            load_bytes=segment.load_bytes if loaded else 0,
+            load_bytes=segment.nbytes if loaded else 0,
             action="load" if loaded else "recompute",
             load_s=seconds,
             computed=computed,

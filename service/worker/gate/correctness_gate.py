@@ -13,10 +13,8 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +33,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import EngineSequence
-from service.worker.steps import Steps
+from service.worker.steps import Steps, Wait
 
 log = logging.getLogger("kvstitch.gate")
 
@@ -86,7 +84,7 @@ class Gate:
         self._pending: deque[Answered] = deque()
         self._current: Answered | None = None
         self._steps: Steps[None] | None = None
-        self._awaited: Future[Any] | None = None
+        self._awaited: Wait = None
         self.counts = Counts()
 
     # -- requests ---------------------------------------------------------------------------------

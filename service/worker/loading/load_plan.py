@@ -10,9 +10,9 @@ from typing import Any
 
 from service.worker.loading.chunk_stream import parts_of, stored_bytes
 from service.worker.loading.cost_model import LoadableSegment, Prompt
+from service.worker.loading.loader import MEMORY
 from service.worker.loading.planner import Planner
 from service.worker.loading.segment_load import UNCACHED, Loads, SegmentLoad
-from service.worker.loading.stream_reader import MEMORY
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 
@@ -34,16 +34,13 @@ class PromptToLoad:
     any_method: bool  # whether full prefill may take the place of its method
 
 
-@dataclass(frozen=True)
-class FoundSegment:
-    """A segment, and where its KV was found."""
+@dataclass(frozen=True, kw_only=True)
+class FoundSegment(LoadableSegment):
+    """A segment, and the fastest tier that has its KV; `UNCACHED` if none has it or the method
+    reads nothing. `nbytes` are those that the method reads."""
 
     number: int  # 0 for S, then 1 and up for the documents
-    tokens: int
-    # the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing
-    tier: str = UNCACHED
     stored_bytes: int = 0  # bytes of its whole stored KV
-    load_bytes: int = 0  # bytes of it that the method reads
     # of its chunk; None if the segment is empty or the method reads nothing
     address: Address | None = None
 
@@ -51,18 +48,6 @@ class FoundSegment:
     def is_slow(self) -> bool:
         """Whether it is stored in a tier from which reading takes time."""
         return self.tier not in (UNCACHED, MEMORY)
-
-    @property
-    def loadable(self) -> LoadableSegment:
-        """The load of this segment, for the planner."""
-        assert self.address is not None
-        parts = len(parts_of(self.address))
-        return LoadableSegment(self.tokens, self.tier, self.load_bytes, parts, self.prefixes)
-
-    @property
-    def prefixes(self) -> list[int]:
-        """Tokens of each prefix that it is precomputed behind."""
-        return [0] if self.address is None else self.address.prefix_lengths
 
 
 def found_segments(prompt: PromptToLoad, tiers: Mapping[str, str]) -> list[FoundSegment]:
@@ -73,13 +58,22 @@ def found_segments(prompt: PromptToLoad, tiers: Mapping[str, str]) -> list[Found
     lengths = [prompt.system, *prompt.documents]
     segments = []
     for number, (tokens, address) in enumerate(zip(lengths, prompt.addresses, strict=True)):
-        tier = tiers.get(address.key) if address is not None else None
         if address is None or prompt.method.reads is Reads.NOTHING:
-            segments.append(FoundSegment(number, tokens))
+            segments.append(FoundSegment(tokens, UNCACHED, number=number))
             continue
-        size = stored_bytes(address)
-        read = int(size * (share if number else 1.0)) if tier is not None else 0
-        segments.append(FoundSegment(number, tokens, tier or UNCACHED, size, read, address))
+        tier, size = tiers.get(address.key), stored_bytes(address)
+        segments.append(
+            FoundSegment(
+                tokens,
+                tier or UNCACHED,
+                0 if tier is None else int(size * (share if number else 1.0)),
+                len(parts_of(address)),
+                address.prefix_lengths,
+                number=number,
+                stored_bytes=size,
+                address=address,
+            )
+        )
     return segments
 
 
@@ -114,7 +108,7 @@ def plan_loads(
             asked,
             placed=[s.tokens for s in placed if s.number and s.tokens],
             missing=[(s.tokens, s.prefixes) for s in uncached],
-            loads=[s.loadable for s in loads],
+            loads=loads,
             others_bytes=bytes_left,
             crowded=crowded,
         )

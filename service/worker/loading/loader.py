@@ -1,30 +1,34 @@
 """Reads chunks from the store and writes them on a few threads, so the engine never waits for a
-disk or a socket."""
+disk or a socket.
+
+A chunk is not read twice at a time. Of a large one only the next part is requested, so that
+requests and documents take turns on the threads, and a prompt starts before its chunks are loaded.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
+from service.worker.loading.cost_model import TierEstimates
 from service.worker.loading.segment_load import DocumentEnds
-from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
 from service.worker.methods.sparse.sketch import BlockGrid
 from service.worker.model.addressing import Address
 
 T = TypeVar("T")
-BlockSet = Mapping[int, Collection[int]]
-"""Block numbers by layer."""
 
+# The tier that returns whole chunks by reference, so that reading takes no time.
+MEMORY = "memory"
 # Seconds for which the outcome of a prefetch is remembered; its request normally follows at once.
 NOTE_S = 10.0
 # Most outcomes of prefetches that are remembered.
@@ -48,18 +52,16 @@ class Loader:
         self.store = store
         self._threads = threads
         self._on_ready = on_ready
+        self._decode = decode
         self._pool: ThreadPoolExecutor | None = None
+        self._lookups: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
-        self._lookups: ThreadPoolExecutor | None = None
-        self.streams = StreamReader(
-            store,
-            self._run,
-            partial(self._run, lookup=True),
-            self._merge_prefetch_note,
-            on_ready,
-            decode,
-        )
+        self._streams: dict[str, ChunkStream] = {}  # being read now, by key
+        self._promotes = True
+        self.estimates = TierEstimates()
+        # number of times that a request joined a stream which was already being read
+        self.shared = 0
 
     def start(self) -> None:
         """Start the threads."""
@@ -75,18 +77,149 @@ class Loader:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
-        self.streams.close()
+
+    # -- chunks that are read in parts ------------------------------------------------------------
+
+    def find(
+        self, addresses: Sequence[Address], then: Callable[[dict[str, str]], None]
+    ) -> Future[None]:
+        """Look up in which tiers these chunks are, and call `then` with the fastest tier by key:
+        on a loader thread, unless all are in memory, where handing over takes longer than
+        looking."""
+        keys = {address.key for address in addresses}
+        held = self.store.locate(keys, memory_only=True)
+        if len(held) < len(keys):
+            return self._run(lambda: then(self.store.locate(keys)), lookup=True)
+        found: Future[None] = Future()
+        try:
+            then(held)
+        except Exception as error:
+            found.set_exception(error)
+        else:
+            found.set_result(None)
+        return found
+
+    def join(self, address: Address, tier: str | None) -> ChunkStream:
+        """Return the stream of a chunk, which every user must `leave` when done: the one that is
+        being read already, or a new one. From the tier memory it is read at once, on the calling
+        thread."""
+        with self._lock:
+            stream = self._streams.get(address.key)
+            already_read = stream is not None
+            if stream is None:
+                stream = ChunkStream(address, None if tier == MEMORY else tier, decode=self._decode)
+                self._streams[address.key] = stream
+                stream.turn_bytes = self._turn_bytes(stream)
+            stream.users += 1
+            self.shared += already_read
+        if not already_read and tier == MEMORY:
+            self._read_whole(stream)
+        elif not already_read:
+            self._run(lambda: self._advance(stream, 0))
+        return stream
+
+    def leave(self, stream: ChunkStream) -> None:
+        """End one user's use of the stream; without users it is not read further."""
+        # A chunk that was read in parts is not in the memory tier: reading it as a whole puts it
+        # there, for later requests.
+        with self._lock:
+            stream.users -= 1
+            promote = stream.users == 0 and stream.complete and len(stream.parts) > 1
+        if promote and self._promotes:
+            self._run(lambda: self._promote(stream.address))
+
+    def bytes_left(self) -> dict[str, float]:
+        """Return bytes still to be read of all streams, by tier."""
+        with self._lock:
+            streams = list(self._streams.values())
+        left: dict[str, float] = {}
+        for stream in streams:
+            if stream.tier is not None:
+                left[stream.tier] = left.get(stream.tier, 0.0) + stream.bytes_left
+        return left
+
+    def _advance(self, stream: ChunkStream, number: int) -> None:
+        """Read part `number`, then submit the read of the next, behind those of other chunks."""
+        with self._lock:
+            wanted = stream.users > 0
+            if not wanted:
+                self._forget(stream)
+        if not wanted:
+            stream.lose()
+        elif len(stream.parts) == 1:
+            self._read_whole(stream)
+        else:
+            with self._reading(stream):
+                address, started = stream.address, time.monotonic()
+                wanted_blocks = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
+                outcome = self.store.read_blocks(
+                    address.key, wanted_blocks, address.spec, tier=stream.tier
+                )
+                self._learn(outcome.tier, outcome.nbytes, started)
+                stream.part(number, outcome)
+            if not stream.done:
+                with self._lock:
+                    stream.turn_bytes = self._turn_bytes(stream)
+                self._run(lambda: self._advance(stream, number + 1))
+
+    def _read_whole(self, stream: ChunkStream) -> None:
+        with self._reading(stream):
+            outcome = self.read(stream.address, stream.tier)
+            stream.whole(self._merge_prefetch_note(stream.address, outcome))
+
+    @contextmanager
+    def _reading(self, stream: ChunkStream) -> Iterator[None]:
+        """Lose the stream if reading fails, and forget it when nothing more will arrive."""
+        try:
+            yield
+        except BaseException:
+            stream.lose()
+            raise
+        finally:
+            if stream.done:
+                with self._lock:
+                    self._forget(stream)
+                self._on_ready()
+
+    def _learn(self, tier: str | None, nbytes: int, started: float) -> None:
+        if tier is not None:
+            self.estimates.add(tier, nbytes, started, time.monotonic())
+
+    def _turn_bytes(self, stream: ChunkStream) -> float:
+        """Return bytes of the next parts of all streams that are read from this stream's tier."""
+        return sum(s.next_bytes for s in self._streams.values() if s.tier == stream.tier)
+
+    def _forget(self, stream: ChunkStream) -> None:
+        """Remove the stream; the next request for the chunk starts a new one."""
+        if self._streams.get(stream.address.key) is stream:
+            del self._streams[stream.address.key]
+
+    def _promote(self, address: Address) -> None:
+        self.read(address)
+        # Without a memory tier, promoting would only read every chunk twice.
+        self._promotes = self.store.locate([address.key]).get(address.key) == MEMORY
+
+    # -- chunks that are read or written at once --------------------------------------------------
+
+    def read(self, address: Address, tier: str | None = None) -> ReadOutcome:
+        """Read the whole chunk on the calling thread, from where `find` found it."""
+        started = time.monotonic()
+        outcome = self.store.read(address.key, address.spec, address.owner, tier=tier)
+        self._learn(outcome.tier, outcome.nbytes, started)
+        return outcome
 
     def load_chunk(self, address: Address) -> Future[EncodedChunk | None]:
         """Read a whole chunk; None if it is not stored."""
-        return self._run(lambda: self.streams.read(address).chunk)
+        return self._run(lambda: self.read(address).chunk)
 
     def load_ends(self, address: Address) -> Future[DocumentEnds]:
         """Read a chunk's sketch and its first and last blocks."""
         return self._run(lambda: self._read_ends(address))
 
-    def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
-        """Read these blocks of these layers."""
+    def load_blocks(
+        self, address: Address, blocks: Mapping[int, Collection[int]]
+    ) -> Future[BlocksOutcome]:
+        """Read these blocks, by layer."""
         return self._run(lambda: self.store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
@@ -132,9 +265,9 @@ class Loader:
     def _read_ahead(self, address: Address) -> None:
         tier = self.store.locate([address.key]).get(address.key)
         if tier in (None, MEMORY) or len(parts_of(address)) == 1:
-            self._add_note(address, self.streams.read(address))
+            self._add_note(address, self.read(address))
             return
-        stream = self.streams.join(address, tier)
+        stream = self.join(address, tier)
         stream.part_futures[-1].add_done_callback(lambda _: self._finish_read_ahead(stream))
 
     def _finish_read_ahead(self, stream: ChunkStream) -> None:
@@ -145,7 +278,7 @@ class Loader:
                 stream.address,
                 ReadOutcome(None, stream.tier, stream.nbytes, stream.seconds, problems),
             )
-        self.streams.leave(stream)
+        self.leave(stream)
 
     def _add_note(self, address: Address, outcome: ReadOutcome) -> None:
         # Without the chunk, so that the note does not hold memory that no tier accounts for.

@@ -21,12 +21,13 @@ from service.worker.forward.prefill import prefill
 from service.worker.layout import PromptLayout
 from service.worker.loading.cost_model import (
     CostModel,
+    Line,
     LoadableSegment,
     Prompt,
+    TierEstimates,
     cheapest,
     hidden_ratio,
 )
-from service.worker.loading.estimates import ComputeEstimate, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
@@ -52,7 +53,7 @@ class PrefillTimes:
     """How long prefills of every kind take, and which of two kinds is faster."""
 
     device: str
-    _known: dict[Kind, ComputeEstimate] = field(default_factory=dict)
+    _known: dict[Kind, Line] = field(default_factory=dict)
     _seen: Counter[Kind] = field(default_factory=Counter)
     _without: Counter[Kind] = field(default_factory=Counter)  # prompts since the last of a kind
 
@@ -61,7 +62,7 @@ class PrefillTimes:
         self._seen[kind] += 1
         self._without[kind] = 0
         if self._seen[kind] > 1:
-            self._known.setdefault(kind, ComputeEstimate(self.device)).add(flops, seconds)
+            self._known.setdefault(kind, Line.of_prefills(self.device)).add(flops, seconds)
 
     def passed_over(self, kind: Kind) -> None:
         """Note that a prompt could have been of this kind, and was not."""
@@ -97,10 +98,10 @@ class PrefillTimes:
         own, full = self._known[kind], self._known[FullPrefill]
         slower = 2.0 if model.prompt.crowded else 1.0
         of_method = replace(
-            model, overhead_s=own.overhead_s * slower, flop_s=own.flop_s * slower
+            model, overhead_s=own.overhead * slower, flop_s=own.slope * slower
         ).seconds(computed)
         flops = full_prefill(decoder, model.prompt.tokens)
-        return (full.overhead_s + full.flop_s * flops) * slower, of_method
+        return full.at(flops) * slower, of_method
 
 
 class FullPrefillTimer:
@@ -169,7 +170,7 @@ class Planner:
         # whether requests are planned by it; if not, everything that is stored is loaded
         self.deciding = deciding
         self.tiers = tiers
-        self.compute = ComputeEstimate(decoder.device.type)
+        self.compute = Line.of_prefills(decoder.device.type)
         self.times = PrefillTimes(decoder.device.type)
         self._lock = threading.Lock()
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
@@ -198,8 +199,7 @@ class Planner:
 
     def compute_s(self, flops: float, *, crowded: bool = False) -> float:
         """Return the expected seconds of a prefill of so many FLOPs that loads nothing."""
-        seconds = self.compute.overhead_s + self.compute.flop_s * flops
-        return 2.0 * seconds if crowded else seconds
+        return self.compute.at(flops) * (2.0 if crowded else 1.0)
 
     def look_again_s(self, prompt: Prompt) -> float:
         """Return seconds to wait for a part before deciding again: a fraction of a full prefill."""
@@ -254,8 +254,8 @@ class Planner:
         return CostModel(
             prompt,
             self._decoder,
-            overhead_s=self.compute.overhead_s * slower,
-            flop_s=self.compute.flop_s * slower,
+            overhead_s=self.compute.overhead * slower,
+            flop_s=self.compute.slope * slower,
             left_s=[self._left_s(load, prompt) for load in prompt.loads],
             others_s={t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
         )

@@ -21,7 +21,7 @@ from service.worker.loading.planner import FASTER, LATE, WHOLE, Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import RECOMPUTE, Load, Loads, PartialLoad, SegmentLoad
 from service.worker.methods.bases.fusion import Reads
-from service.worker.steps import Steps
+from service.worker.steps import Steps, Within
 
 
 class SegmentLost(Exception):
@@ -49,24 +49,24 @@ class PromptLoads:
 
     def start(self, prompt: PromptToLoad, loads: Loads) -> None:
         """Start to read what the prompt's method reads."""
-        reads, streams = prompt.method.reads, self.loader.streams
+        reads, loader = prompt.method.reads, self.loader
         if reads is Reads.NOTHING:
             return
         system, *documents = prompt.addresses
         if reads is Reads.PARTS:
             whole = None
             if system is not None:
-                whole = SegmentLoad(address=system, stream=streams.join(system, None), plan="")
+                whole = SegmentLoad(address=system, stream=loader.join(system, None), plan="")
             parts = [
                 None if address is None
-                else PartialLoad(address=address, ends=self.loader.load_ends(address))
+                else PartialLoad(address=address, ends=loader.load_ends(address))
                 for address in documents
             ]  # fmt: skip
             loads.segments = [whole, *parts]
             return
         loads.segments = [None if a is None else SegmentLoad(address=a) for a in prompt.addresses]
         wanted = [address for address in prompt.addresses if address is not None]
-        loads.found = streams.find(wanted, lambda tiers: self._found(prompt, loads, tiers))
+        loads.found = loader.find(wanted, lambda tiers: self._found(prompt, loads, tiers))
 
     def stop(self, loads: Loads) -> None:
         """End a prompt's loads, after its prefill or when it is dropped."""
@@ -74,12 +74,12 @@ class PromptLoads:
         for load in loads.segments:
             stream = load.settle() if load is not None else None
             if stream is not None:
-                self.loader.streams.leave(stream)
+                self.loader.leave(stream)
 
     def _found(self, prompt: PromptToLoad, loads: Loads, tiers: dict[str, str]) -> None:
         """Start the loads that are worth it, on a loader thread."""
         plan = plan_loads(
-            prompt, found_segments(prompt, tiers), self.planner, self.loader.streams.bytes_left()
+            prompt, found_segments(prompt, tiers), self.planner, self.loader.bytes_left()
         )
         for segment in plan.recompute:
             load = loads.segments[segment.number]
@@ -98,7 +98,7 @@ class PromptLoads:
         for load in loads.segments:
             if isinstance(load, SegmentLoad) and load.plan == "load":
                 tier = tiers.get(load.address.key)
-                load.stream = self.loader.streams.join(load.address, tier)
+                load.stream = self.loader.join(load.address, tier)
         if loads.ended:  # during this call, so nothing else will leave the streams
             self.stop(loads)
 
@@ -108,7 +108,7 @@ class PromptLoads:
         """Return the repair ratio for `ratio: auto`; None: the method's own."""
         if self.planner is None:
             return None
-        bytes_left = self.loader.streams.bytes_left()
+        bytes_left = self.loader.bytes_left()
         return self.planner.ratio(
             waiting_prompt(prompt, loads, bytes_left, under_way=loads.under_way)
         )
@@ -135,13 +135,13 @@ class PromptLoads:
                     continue
                 pause = self._decide_again(self.planner, waiting, layer)
                 if load.usable:
-                    yield self.loader.streams.within(part, pause)
+                    yield Within(part, time.monotonic() + pause)
 
     def _decide_again(self, planner: Planner, waiting: Waiting, layer: int) -> float:
         """Give up the loads that take longer than computing their segments; return the seconds
         until the next decision."""
         prompt, loads, progress = waiting.prompt, waiting.loads, waiting.progress
-        bytes_left = self.loader.streams.bytes_left()
+        bytes_left = self.loader.bytes_left()
         now = time.monotonic()
         pause = planner.look_again_s(waiting_prompt(prompt, loads, bytes_left))
         if now < loads.decided_at + pause:
@@ -217,14 +217,14 @@ class MissingChunks:
         if not (yield from self._written_meanwhile(load)):
             return
         tiers: dict[str, str] = {}
-        found = self.loader.streams.find([load.address], tiers.update)
+        found = self.loader.find([load.address], tiers.update)
         while not found.done():
             yield found
         tier = tiers.get(load.address.key)
         if tier is not None:
             if load.stream is not None:
-                self.loader.streams.leave(load.stream)
-            load.stream = self.loader.streams.join(load.address, tier)
+                self.loader.leave(load.stream)
+            load.stream = self.loader.join(load.address, tier)
 
     def _take_twin(self, load: SegmentLoad, loads: Sequence[SegmentLoad]) -> bool:
         """Return whether the same document stands in the prompt twice and was computed already."""

@@ -6,11 +6,10 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from service.worker.prefix_cache import MIN_HISTORY, History, Reuse
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.token_trace import TokenTracer
-from service.worker.steps import Steps
+from service.worker.steps import Steps, Wait, Within
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Prefill:
 
     # the rest of it; None before it starts and after it ends
     steps: Steps[PrefillResult] | None = None
-    waits_for: Future[Any] | None = None  # what must arrive before the next step; None if nothing
+    waits_for: Wait = None  # what must arrive before the next step; None if nothing
     progress: Progress | None = None  # where it can be resumed, if a segment is lost
     computed_s: float = 0.0  # seconds that it took so far, without waiting
     # records what happens to every token; None if that was not requested
@@ -210,6 +209,12 @@ class EngineSequence:
         return not self.sampler.waits and self.loads.known
 
     @property
+    def blocked_until(self) -> float:
+        """When its prefill must go on at the latest, by time.monotonic; infinite: it can wait."""
+        awaited = self.prefill.waits_for
+        return awaited.until if isinstance(awaited, Within) else math.inf
+
+    @property
     def blocked(self) -> bool:
         """Whether its prefill waits for something that has not arrived yet."""
         awaited = self.prefill.waits_for
@@ -248,7 +253,7 @@ class EngineSequence:
             self.kv.release()
             self.kv = None
 
-    def wait(self, awaited: Future[Any] | None) -> None:
+    def wait(self, awaited: Wait) -> None:
         """Note the future for which the prefill waits next; None for none."""
         self.prefill.waits_for = awaited
         if self.blocked:

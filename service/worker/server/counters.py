@@ -98,7 +98,7 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_decode_steps_total", {}, answering.steps),
         *_samples("kvstitch_draft_tokens_total", ("outcome",), answering.drafts.items()),
         *_samples("kvstitch_precomputed_chunks_total", ("status",), precomputed.items()),
-        ("kvstitch_shared_reads_total", {}, engine.loader.streams.shared),
+        ("kvstitch_shared_reads_total", {}, engine.loader.shared),
         *(engine.gate.values() if engine.gate is not None else ()),
         *(_planner_values(engine.planner) if engine.planner.deciding else ()),
     ]
@@ -109,7 +109,7 @@ def _planner_values(planner: Planner) -> list[Sample]:
     for tier, (latency, bandwidth) in planner.tiers.known().items():
         values.append(("kvstitch_tier_estimated_latency_seconds", {"tier": tier}, latency))
         values.append(("kvstitch_tier_estimated_bytes_per_second", {"tier": tier}, bandwidth))
-    rate = 1 / planner.compute.flop_s
+    rate = 1 / planner.compute.slope
     return [*values, ("kvstitch_prefill_estimated_flops_per_second", {}, rate)]
 
 
@@ -133,12 +133,12 @@ class LoadMeter:
         """Return the load now."""
         engine, scheduler = self._engine, self._engine.scheduler
         compute, decode = engine.planner.compute, engine.decode_times
-        token_s = self._token_flops * compute.flop_s
+        token_s = self._token_flops * compute.slope
         backlog_s = 0.0
         queue = [*scheduler.prefilling, *scheduler.waiting]
         for sequence in queue[:LOOKED_AT]:
             rows = _rows(sequence, engine.decoder.layers)
-            backlog_s += max(0.0, compute.overhead_s + rows * token_s - sequence.prefill.computed_s)
+            backlog_s += max(0.0, compute.overhead + rows * token_s - sequence.prefill.computed_s)
         backlog_s *= max(1.0, len(queue) / LOOKED_AT)
         if scheduler.running:  # decode steps take half of the time
             backlog_s *= 2.0
@@ -146,7 +146,7 @@ class LoadMeter:
             backlog_s=round(backlog_s, DIGITS),
             running=len(scheduler.running) + len(scheduler.prefilling),
             token_s=token_s,
-            overhead_s=compute.overhead_s,
+            overhead_s=compute.overhead,
             step_s=decode.overhead,
             step_sequence_s=decode.slope,
             token_bytes=self._token_bytes,

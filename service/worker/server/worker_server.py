@@ -126,7 +126,8 @@ class WorkerServer:
         """How long to wait for a message."""
         if not self._engine.idle:
             return 0.0
-        return IDLE_WAIT_S if self._gave_back_at is None else DRAIN_S / 10
+        wait_s = IDLE_WAIT_S if self._gave_back_at is None else DRAIN_S / 10
+        return min(wait_s, self._engine.idle_s)
 
     def _give_back(self) -> None:
         """Tell gateways that this worker takes nothing new, and what has not begun."""

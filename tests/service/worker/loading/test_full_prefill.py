@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.messages.requests import Method
-from service.worker.loading.cost_model import Prompt
-from service.worker.loading.estimates import TierEstimates
+from service.worker.loading.cost_model import Prompt, TierEstimates
 from service.worker.loading.planner import KNOWN, MOST_TOKENS, RENEWED, WHOLE, Planner
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3

@@ -37,9 +37,9 @@ def loader(slow: FakeTier) -> Iterator[Loader]:
 
 def loaded(loader: Loader) -> ChunkStream:
     """The whole chunk as a request reads it."""
-    stream = loader.streams.join(ADDRESS, None)
+    stream = loader.join(ADDRESS, None)
     stream.part_futures[0].result()
-    loader.streams.leave(stream)
+    loader.leave(stream)
     return stream
 
 

@@ -14,14 +14,16 @@ from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
 from service.worker.loading.cost_model import (
     EXHAUSTIVE,
+    STALE_S,
     UNHIDDEN,
     CostModel,
+    Line,
     LoadableSegment,
     Prompt,
+    TierEstimates,
     cheapest,
     hidden_ratio,
 )
-from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.loading.planner import LATE_FACTOR, MOST_RATIO, Planner
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
