@@ -94,16 +94,15 @@ def _of_schema(schema: Any, *, strict: bool) -> WrittenForm:
     if not isinstance(schema, dict):
         raise ValueError("a schema must be an object")
     try:
-        made = held(schema)
+        rules, unheld = held(schema)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         # The library says best what is wrong with a schema that is none.
         fault = LLMatcher.validate_grammar(_grammar(schema, lenient=True))
         why = f"a keyword has a value of another type than it should: {error}"
         raise ValueError(short(fault) or why) from None
-    if made.schema is False:
+    if rules is False:
         raise ValueError("no JSON matches it")
-    unheld = list(made.unheld)
-    rules = made.schema if isinstance(made.schema, dict) else {}
+    rules = rules if isinstance(rules, dict) else {}
     grammar = _grammar(rules, lenient=False)
     if fault := LLMatcher.validate_grammar(grammar):
         if "nsatisfiable" in fault:

@@ -11,39 +11,18 @@ docs/openai.md#schemas has the table of all keywords.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from service.grammars.keywords import KEPT, REWRITTEN, rewritten
 from service.grammars.merging import Schema, as_list, distinct, merge, windows
 from service.grammars.patterns import HELD, holdable
-from service.grammars.rewritten_keywords import KEPT, rewritten
 
 MAX_NODES = 20_000
 MAX_DEPTH = 64
 EXACT = 2**53 - 1
 """Larger whole numbers are not told apart by floats, which llguidance counts with."""
 
-_RESOLVED = frozenset(
-    [
-        "if",
-        "then",
-        "else",
-        "not",
-        "contains",
-        "minContains",
-        "maxContains",
-        "propertyNames",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-        "uniqueItems",
-        "dependencies",
-        "$dynamicRef",
-        "$recursiveRef",
-    ]
-)
 _ABOUT = {
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
@@ -55,21 +34,14 @@ _ABOUT = {
 }
 
 
-@dataclass(frozen=True)
-class HeldSchema:
-    """What is held of a schema."""
-
-    schema: Schema | bool
-    unheld: list[str] = field(default_factory=list)
-
-
-def held(schema: Schema) -> HeldSchema:
-    """Return what can be held of a schema. Raises what Python raises of one that is malformed."""
+def held(schema: Schema) -> tuple[Schema | bool, list[str]]:
+    """Return what can be held of a schema, and what cannot. Raises what Python raises of one that
+    is malformed."""
     walk = _Walk(schema)
     made = walk.schema(schema, "", 0)
     if walk.definitions and isinstance(made, dict):
         made = {**made, "$defs": walk.definitions}
-    return HeldSchema(made, list(dict.fromkeys(walk.unheld)))
+    return made, list(dict.fromkeys(walk.unheld))
 
 
 class _Walk:
@@ -106,34 +78,27 @@ class _Walk:
         """Return a schema without `allOf`, and without `$ref` beside other keywords."""
         if isinstance(node, bool):
             return {} if node else False
-        own = {key: value for key, value in node.items() if key in KEPT or key in _RESOLVED}
+        own = {key: value for key, value in node.items() if key in KEPT or key in REWRITTEN}
         parts: list[Any] = list(own.pop("allOf", ()))
         if "$ref" in own and (len(own) > 1 or parts):
             parts.insert(0, {"$ref": own.pop("$ref")})
-        if not parts:
-            return self._conditions(self._numbers(own), path)
         out: Any = self._conditions(self._numbers(own), path)
         for number, part in enumerate(parts):
             at = f"{path}/allOf/{number}"
             made = self._flat(part, at)
             if isinstance(made, dict) and set(made) == {"$ref"}:
-                reference = made["$ref"]
                 if len(parts) == 1 and not out:
                     return made
-                made = self._flat(self._target(reference), at)
+                made = self._flat(self._target(made["$ref"]), at)
                 if isinstance(made, dict) and set(made) == {"$ref"}:
                     made = self._flat({"allOf": [made, {}]}, at)
             if made is False or out is False:
                 return False
-            out = (
-                _joined(made, out, self._note(at))
-                if number == 0
-                else _joined(out, made, self._note(at))
-            )
-        if out is False:
-            return False
-        if left := out.pop("allOf", None):
-            out["allOf"] = left  # of kinds that llguidance joins: patterns, formats, multiples
+            # The first part's properties come first, then the schema's own.
+            pair = (out, made) if number else (made, out)
+            out = merge(*pair, self._note(at))
+            if out.get("type") == [] or out.get("enum") == []:
+                return False
         return out
 
     def _note(self, path: str) -> Any:
@@ -235,19 +200,16 @@ class _Walk:
                 out["items"] = out["additionalItems"]
         out.pop("additionalItems", None)
         if "prefixItems" in out:
-            items = out["prefixItems"]
             out["prefixItems"] = [
                 self.schema(each, f"{path}/prefixItems/{n}", depth + 1)
-                for n, each in enumerate(items)
+                for n, each in enumerate(out["prefixItems"])
             ]
         if "items" in out:
             out["items"] = self.schema(out["items"], f"{path}/items", depth + 1)
         for value in [out["const"]] if "const" in out else out.get("enum", ()):
             if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
                 note("const")
-        if "object" in types:
-            return windows(out)
-        return out
+        return windows(out) if "object" in types else out
 
     def _strings(self, out: Schema, note: Any) -> None:
         expressions: list[str] = []
@@ -268,9 +230,7 @@ class _Walk:
 
     def _objects(self, out: Schema, path: str, depth: int) -> None:
         closed = out.pop("unevaluatedProperties", None) is False
-        listed = out.get("properties")
-        if listed is None and closed:
-            listed = {}
+        listed = out.get("properties", {} if closed else None)
         if listed is not None and not any(
             name in out for name in ("additionalProperties", "patternProperties")
         ):
@@ -294,8 +254,3 @@ class _Walk:
             out["additionalProperties"] = self.schema(
                 out["additionalProperties"], f"{path}/additionalProperties", depth + 1
             )
-
-
-def _joined(first: Schema, second: Schema, note: Any) -> Any:
-    made = merge(first, second, note)
-    return False if made.get("type") == [] or made.get("enum") == [] else made
