@@ -156,7 +156,7 @@ class Gateway:
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)
-        prefixes = ChunkPrefixes.of(self.prompts, retriever.prefix_chunks, settings)
+        prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings)
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,

@@ -30,22 +30,13 @@ class ChunkPrefixes:
     for a look-up on disk."""
 
     def __init__(
-        self, prompts: PromptBuilder, remembered: PrefixChunks, rule: PrefixRule | None
+        self, prompts: PromptBuilder, remembered: PrefixChunks, settings: Settings
     ) -> None:
-        self._prompts = prompts
-        self.remembered = remembered
-        self._rule = rule
-        self.kind = rule.kind if rule else None
-
-    @classmethod
-    def of(
-        cls, prompts: PromptBuilder, remembered: PrefixChunks, settings: Settings
-    ) -> ChunkPrefixes:
-        """Return them with the rule that the settings name."""
         kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
-        kind = kinds.get(prompts.prefix_mode)
-        rule = prefix_rule(kind, settings) if kind else None
-        return cls(prompts, remembered, rule)
+        self.kind = kinds.get(prompts.prefix_mode)
+        self.remembered = remembered
+        self._prompts = prompts
+        self._rule = prefix_rule(self.kind, settings) if self.kind else None
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
         """Return the segments of a prompt, in its order, each with its prefix.

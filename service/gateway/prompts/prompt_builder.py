@@ -81,9 +81,6 @@ class PromptBuilder:
             return encode()
         return self._segment_ids.get(chunk.chunk_id, chunk.revision, encode)
 
-    def segments(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
-        return [ChunkTokens(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
-
     @property
     def tool_form(self) -> ToolForm:
         """The form in which the model writes calls of tools."""
@@ -110,13 +107,8 @@ class PromptBuilder:
     def history_tokens(
         self, turns: Sequence[Turn], tools: ToolSet | None, question: Sequence[int]
     ) -> int:
-        """Return how many first tokens of Q are the turns before the last one.
-
-        Args:
-            turns: A conversation in which the assistant has spoken.
-            tools: As for `encode_question`.
-            question: What it returned for them.
-        """
+        """Return how many first tokens of Q are the turns before the last one, of a conversation in
+        which the assistant has spoken; `question` is what `encode_question` returned for it."""
         written = self._written(turns, tools)
         places = turn_places(written.template)
         # What is to be done now, and what the answer continues, stand behind the last turn.
@@ -135,34 +127,9 @@ class PromptBuilder:
         template = self._conversations.template(tuple(turn.role for turn in turns))
         return WrittenText(template, {f"t{n}": turn.text for n, turn in enumerate(turns)})
 
-    def encode_if_long(
-        self,
-        turns: Sequence[Turn],
-        tools: ToolSet | None,
-        *,
-        begin_answer: bool,
-        max_context: int,
-    ) -> list[int] | None:
-        """Encode a question that may not fit, because embedding it in vain takes seconds.
-
-        Returns None if it surely fits, as a token has a byte at least; raises PromptTooLong.
-        """
-        texts = [turn.text for turn in turns] + ([] if tools is None else [tools.text])
-        if sum(len(text.encode()) for text in texts) <= max_context // 2:
-            return None
-        question = self.encode_question(turns, tools, begin_answer=begin_answer)
-        self.check_length([], question, max_context=max_context)
-        return question
-
     def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
-        """Return the whole prompt of a conversation with tools and without documents.
-
-        Returns:
-            Its ids, to which no S belongs; None where the prompt is S and Q as usual.
-
-        Raises:
-            InvalidRequest: The model's chat template cannot write this conversation.
-        """
+        """Return the whole prompt, to which no S belongs, of a conversation with tools and without
+        documents; None where the prompt is S and Q as usual. Raises as `encode_question`."""
         if tools is None and not any(turn.calls or turn.role == "tool" for turn in turns):
             return None
         written = self._with_tools.alone(turns, tools)
@@ -184,9 +151,6 @@ class PromptBuilder:
         """Count the tokens of a prompt.
 
         Args:
-            documents: From `segments`.
-            question: From `encode_question`.
-            max_context: Tokens that the model takes.
             alone: The question is the whole prompt, from `encode_alone`.
             inline: The documents came with the request: there is no top_k to lower.
 
@@ -197,15 +161,13 @@ class PromptBuilder:
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens < max_context:
             return tokens
-        sizes = f"{context_length(max_context)} and the prompt has {tokens}"
+        field = "question" if len(question) >= max_context else "top_k"
+        remedy = (
+            f"lower top_k (now {len(documents)}) or shorten the question ({len(question)} tokens)"
+        )
         if inline:
             remedy, field = "send less text in inline_documents", "inline_documents"
-        else:
-            remedy = (
-                f"lower top_k (now {len(documents)}) or shorten the question "
-                f"({len(question)} tokens)"
-            )
-            field = "question" if len(question) >= max_context else "top_k"
+        sizes = f"{context_length(max_context)} and the prompt has {tokens}"
         raise PromptTooLong(f"{sizes}: {remedy}", field=field)
 
     def estimate(self, question_chars: int, top_k: int, inline_chars: int) -> int:
@@ -215,12 +177,7 @@ class PromptBuilder:
         return len(self.system) + documents + question
 
     def answer_text(self, request: GenerateRequest, question: Sequence[int] = ()) -> AnswerText:
-        """Return what collects the text of the answer to a request.
-
-        Args:
-            request: What is asked for.
-            question: The last token ids of its prompt, where the answer continues them.
-        """
+        """Return what collects the text of the answer; it may continue the ids of `question`."""
         # An answer of a given form ends where its form says, and the prompt has not begun it.
         free, tools = request.guided is None, request.tools
         goes_on = request.continue_final_message

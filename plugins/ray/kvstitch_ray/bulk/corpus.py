@@ -110,7 +110,7 @@ class BulkCorpus:
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        prefixes = ChunkPrefixes.of(self._prompts, retriever.prefix_chunks, settings)
+        prefixes = ChunkPrefixes(self._prompts, retriever.prefix_chunks, settings)
         self._chunks = ChunkKVs(self._retriever, self._prompts, prefixes)
         self._purges = PurgeQueue(
             DeletionStore(self._jobs), self._chunks, self._worker, CatalogLock(self._jobs)
