@@ -29,6 +29,7 @@ from retriever.errors import DatabaseError
 from retriever.splitting.chunking import ChunkSpan
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
+from service.messages.requests import ChunkTokens
 from service.prompt import Turn
 from service.settings import Settings
 
@@ -75,7 +76,7 @@ class Corpus:
         ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
         passages = self._prompts.format.in_prompt_order(ranked)
         chunks = [passage.chunk for passage in passages]
-        segments = self._prompts.segments(chunks)
+        segments = [ChunkTokens(each.chunk_id, self._prompts.segment(each)) for each in chunks]
         asked = self._prompts.encode_question([Turn("user", question)])
         self._prompts.check_length(segments, asked, max_context=self._max_context - NEXT - 2)
         documents = tuple(tuple(document.ids) for document in segments)
