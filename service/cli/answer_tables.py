@@ -26,13 +26,13 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         "#", "document", "characters", "score", "tier", "read", "tokens", "recomputed", "load",
         "plan", numbers=NUMBERS,
     )  # fmt: skip
-    shown.add_row("", "(instructions)", "", "", *_segment(cache["system"]))
-    for document in cache["documents"]:
-        shown.add_row(*_place(cited.get(document["chunk_id"]), document), *_segment(document))
+    segments = [cache["system"], *cache["documents"]]
+    for segment in segments:
+        shown.add_row(*_place(cited, segment), *_segment(segment))
     console.print(shown)
-    for document in [cache["system"], *cache["documents"]]:
-        for problem in document["problems"]:
-            console.print(plain(f"{document.get('doc_id', 'instructions')}: {problem}"))
+    for segment in segments:
+        for problem in segment["problems"]:
+            console.print(plain(f"{segment.get('doc_id', 'instructions')}: {problem}"))
     console.print(facts(result))
     _warn(console, result["warnings"])
 
@@ -44,13 +44,9 @@ def show_forecast(console: Console, result: Mapping[str, Any]) -> None:
         "#", "document", "characters", "score", "tier", "tokens", "stored", "read", "action",
         "expected load", numbers=NUMBERS,
     )  # fmt: skip
-    rows: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = [
-        (("", "(instructions)", "", ""), result["system"]),
-        *((_place(cited.get(d["chunk_id"]), d), d) for d in result["documents"]),
-    ]
-    for place, segment in rows:
+    for segment in [result["system"], *result["documents"]]:
         shown.add_row(
-            *place,
+            *_place(cited, segment),
             segment["tier"],
             str(segment["tokens"]),
             size(segment["stored_bytes"]),
@@ -155,11 +151,11 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def _place(
-    cited: Mapping[str, Any] | None, document: Mapping[str, Any]
-) -> tuple[str, str, str, str]:
-    if cited is None:
-        return "?", plain(document["doc_id"]), "", ""
+def _place(citations: Mapping[str, Any], segment: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    if "doc_id" not in segment:
+        return "", "(instructions)", "", ""
+    if (cited := citations.get(segment["chunk_id"])) is None:
+        return "?", plain(segment["doc_id"]), "", ""
     name = cited["doc_id"] if not cited["title"] else f"{cited['title']} ({cited['doc_id']})"
     where = f"{cited['char_start']}-{cited['char_end']}"
     return f"[{cited['index']}]", plain(name), where, f"{cited['score']:.3f}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kvstitch.client import Client, Done, Token, errors
@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     with client(args) as service:
         if args.compare is not None:
-            return _compare(
-                service, args.question, options, args.compare, args.ratio, as_json=args.json
-            )
+            return _compare(service, args, options)
         fusion: dict[str, Any] = {} if args.method is None else {"method": args.method}
         if args.quality is not None:
             fusion = {"method": "auto", **fusion, "quality": args.quality}
@@ -112,33 +110,21 @@ def _show(events: AnswerStream, *, as_json: bool) -> None:
             answer_tables.show_result(console(), data)
 
 
-def _compare(
-    client: Client,
-    question: str,
-    options: GenerateOptions,
-    names: Sequence[str],
-    ratio: float | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Ask with full prefill and with every method of `names`."""
+def _compare(client: Client, args: argparse.Namespace, options: GenerateOptions) -> int:
+    """Ask with full prefill and with every method of --compare."""
     offered = {info.name: info for info in client.methods().fusion}
     fusions = [{"method": FULL_PREFILL}]
-    for text in names:
-        fusion = _fusion(text, offered, ratio)
+    for text in args.compare:
+        fusion = _fusion(text, offered, args.ratio)
         if fusion not in fusions:
             fusions.append(fusion)
-    outcomes = [_outcome(client, question, options, fusion) for fusion in fusions]
-    if as_json:
-        emit(
-            {
-                "question": question,
-                "results": [
-                    {"fusion": fusion, "result": found.result, "error": found.error or None}
-                    for fusion, found in zip(fusions, outcomes, strict=True)
-                ],
-            }
-        )
+    outcomes = [_outcome(client, args.question, options, fusion) for fusion in fusions]
+    if args.json:
+        results = [
+            {"fusion": fusion, "result": found.result, "error": found.error or None}
+            for fusion, found in zip(fusions, outcomes, strict=True)
+        ]
+        emit({"question": args.question, "results": results})
     else:
         answer_tables.show_comparison(outcomes)
     return 1 if any(found.result is None for found in outcomes) else 0
@@ -147,19 +133,17 @@ def _compare(
 def _fusion(text: str, offered: Mapping[str, MethodInfo], ratio: float | None) -> dict[str, Any]:
     name, colon, own = text.partition(":")
     if name not in offered:
-        known = ", ".join(sorted(offered))
-        raise WrongArgument(
-            f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
-        )
+        known = f"--compare {name}: known methods: {', '.join(sorted(offered))}"
+        raise WrongArgument(known, code="unknown_method", field="compare")
     if colon:
         try:
-            return {"method": name, "ratio": float(own)}
+            ratio = float(own)
         except ValueError:
-            raise WrongArgument(
-                f"--compare {text}: the ratio is not a number", field="compare"
-            ) from None
-    takes = "ratio" in offered[name].parameters
-    return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
+            wrong = f"--compare {text}: the ratio is not a number"
+            raise WrongArgument(wrong, field="compare") from None
+    elif "ratio" not in offered[name].parameters:
+        ratio = None
+    return {"method": name} if ratio is None else {"method": name, "ratio": ratio}
 
 
 def _outcome(

@@ -177,8 +177,6 @@ def test_a_collection_that_is_not_there_is_said_to_be(
 ) -> None:
     rig.ingest()
     url = ["--url", rig.url]
-    assert main(["documents", "list", "--collection", "nope", *url]) == 0
-    assert "there is no collection nope" in capsys.readouterr().out
     assert main(["ask", "Where?", "--collection", "nope", "--json", *url]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
     assert "there is no collection 'nope'" in warning

@@ -171,38 +171,24 @@ def test_what_cannot_be_watched(docs: Path, capsys: pytest.CaptureFixture[str]) 
         assert "one folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe\xff",
-        "Größe".encode("latin-1"),
-        b"%PDF-1.4 broken",
-        b"\0" * 99,
-        None,
-        "loop",
-        "folder",
-    ],
-)
-def test_nothing_is_deleted_while_its_file_is_there(
-    rig: Rig, docs: Path, rounds: Rounds, content: bytes | str | None
-) -> None:
+def test_nothing_is_deleted_while_its_file_is_there(rig: Rig, docs: Path, rounds: Rounds) -> None:
     """Whatever the file holds, and whether or not it can be read at all."""
+    contents = (b"", b"\xff\xfe\xff", "Größe".encode("latin-1"), b"%PDF-1.4 broken", b"\0" * 99)
+    files = [docs / f"{number}.txt" for number in range(len(contents) + 3)]
+    for path in files:
+        path.write_text(path.name)
     rounds()
-    path = docs / "a.txt"
-    if isinstance(content, bytes):
+    for path, content in zip(files, contents, strict=False):
         path.write_bytes(content)
-    else:
+    nowhere, loop, directory = files[-3:]
+    for path in (nowhere, loop, directory):
         path.unlink()
-        if content is None:
-            os.symlink("nowhere", path)
-        elif content == "loop":
-            os.symlink("a.txt", path)
-        else:
-            path.mkdir()
+    os.symlink("nowhere", nowhere)
+    os.symlink(loop.name, loop)
+    directory.mkdir()
     events = [event for _ in range(4) for event in rounds()]
     assert not [event for event in events if event["event"] == "deleted"]
-    assert stored(rig)["a.txt"] == "one"
+    assert all(stored(rig)[path.name] == path.name for path in files)
 
 
 def test_a_line_that_cannot_be_read_deletes_no_other(rig: Rig, docs: Path, rounds: Rounds) -> None:
