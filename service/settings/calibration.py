@@ -67,15 +67,10 @@ class Calibration:
         return given.model_copy(update={name: self.defaults[name] for name in missing})
 
     def cheapest(self, quality: float, *, prefix_mode: str, codec: str) -> dict[str, Any] | None:
-        """Return the cheapest measured fusion that agrees with `quality`, None for full prefill.
-
-        Only what was measured with this prefix mode and codec counts.
-        """
-        good = [
-            m
-            for m in self.measured
-            if m.agreement >= quality and (m.prefix_mode, m.codec) == (prefix_mode, codec)
-        ]
+        """Return the cheapest measured fusion that agrees with `quality`, None for full prefill;
+        only what was measured with this prefix mode and codec counts."""
+        same = [m for m in self.measured if (m.prefix_mode, m.codec) == (prefix_mode, codec)]
+        good = [m for m in same if m.agreement >= quality]
         return dict(min(good, key=lambda m: m.operations).fusion) if good else None
 
 

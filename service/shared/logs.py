@@ -36,14 +36,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(kind: str, *, text: str = TEXT) -> None:
-    """Send this process's logs to stderr; of JSON, warnings and what ends the process, too.
-
-    Call it before transformers is imported.
-
-    Args:
-        kind: `text` or `json`.
-        text: How a line of text looks.
-    """
+    """Send this process's logs to stderr, as `text` whose lines look so, or as `json`, then with
+    warnings and what ends the process. Call it before transformers is imported."""
     handler = logging.StreamHandler(sys.stderr)
     if kind == "json":
         handler.setFormatter(JsonFormatter())

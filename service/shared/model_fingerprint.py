@@ -30,12 +30,8 @@ QUANTISED = {
 
 
 def fingerprint(folder: str, quantize: str = "off") -> str:
-    """Return 32 hex characters over weights, config, tokenizer and template of a model folder.
-
-    Args:
-        folder: Of the model.
-        quantize: The setting: how its weights are quantised when they are loaded.
-    """
+    """Return 32 hex characters over weights, config, tokenizer and template of a model folder, and
+    how its weights are quantised when they are loaded."""
     digest = hashlib.blake2b(digest_size=16)
     path = Path(folder)
     weights = sorted([*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")])

@@ -34,22 +34,18 @@ def parameter(
     layer: bool = False,
     auto: bool = False,
 ) -> Any:
-    """Return a dataclass field for one parameter.
+    """Return a dataclass field for one parameter, whose type is that of its default.
 
     Args:
-        default: Its default; its type is the parameter's type. A tuple takes a list of numbers.
+        default: A tuple takes a list of numbers.
         doc: One line that explains it.
-        ge: Smallest value, of each number.
-        le: Largest value, of each number.
-        choices: The only values allowed.
+        ge: Smallest value, of each number; `le`: the largest.
         layer: It is the number of a layer, so at most that of the model's last layer.
         auto: A request may say "auto", and the worker's planner chooses.
     """
-    kind = _NAMES[type(default)]
-    metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
-    metadata["layer"] = layer or None
-    metadata["auto"] = auto or None
-    return dataclasses.field(default=default, metadata=metadata)
+    kind, flags = _NAMES[type(default)], {"layer": layer or None, "auto": auto or None}
+    facts = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices, **flags}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def schema_of(cls: type) -> Schema:
@@ -71,32 +67,25 @@ def for_model(schema: Schema, layers: int) -> Schema:
 
 
 def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Validate parameters.
+    """Return all parameters, converted to the schema's types, with defaults filled in.
 
     Args:
         schema: Of the method.
         values: As the client sent them.
         where: "fusion" or "eviction"; prefixes the field in errors.
 
-    Returns:
-        All parameters, converted to the schema's types, with defaults filled in.
-
     Raises:
         InvalidRequest: A value is not accepted; the error names field, value and what is accepted.
     """
-    for name in values:
+    found = {name: facts["default"] for name, facts in schema.items()}
+    for name, value in values.items():
+        field = f"{where}.{name}"
         if name not in schema:
             known = ", ".join(sorted(schema)) or "none"
-            raise InvalidRequest(
-                f"{where}.{name} is not a parameter of this method; its parameters are: {known}",
-                field=f"{where}.{name}",
-            )
-    return {
-        name: _check_one(facts, values[name], f"{where}.{name}")
-        if name in values
-        else facts["default"]
-        for name, facts in schema.items()
-    }
+            text = f"{field} is not a parameter of this method; its parameters are: {known}"
+            raise InvalidRequest(text, field=field)
+        found[name] = _check_one(schema[name], value, field)
+    return found
 
 
 def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
@@ -120,11 +109,9 @@ def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
         "string": isinstance(value, str),
     }[kind]
     low, high, choices = facts.get("ge"), facts.get("le"), facts.get("choices")
-    if ok and number and ((low is not None and value < low) or (high is not None and value > high)):
-        ok = False
-    if ok and choices is not None and value not in choices:
-        ok = False
-    if not ok:
+    if ok and kind in ("number", "integer"):
+        ok = (low is None or value >= low) and (high is None or value <= high)
+    if not ok or (choices is not None and value not in choices):
         raise InvalidRequest(f"{field} must be {_accepted(facts)}, not {value!r}", field=field)
     return {"number": float, "integer": int}.get(kind, lambda v: v)(value)
 

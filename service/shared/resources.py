@@ -80,23 +80,19 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def share_heaps() -> None:
-    """Have all threads allocate from two heaps. To be called before there are others.
-
-    Else the GNU C library gives each thread a heap of its own, up to eight a core, and what one has
-    freed no other thread uses: a hundred megabytes of a gateway beside hostile files.
-    """
+    """Have all threads allocate from two heaps. To be called before there are others."""
+    # Else glibc gives each thread its own, up to eight a core, and what one has freed no other
+    # uses: a hundred megabytes of a gateway beside hostile files.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, HEAPS)
 
 
 def look_after_memory() -> None:
-    """Have this process keep little of what it has freed. To be called once it has started.
-
-    What there is now, modules for the most part, is left out of later collections of garbage: one
-    then takes milliseconds instead of a quarter of a second, and comes sooner. Whenever the process
-    has little to do, it gives back what work has taken. Not for tests, whose garbage would stay.
-    """
+    """Have this process give back what work has taken, whenever it has little to do. To be called
+    once it has started, and not by tests, whose garbage would stay."""
+    # What there is now, modules for the most part, is left out of later collections: one then takes
+    # milliseconds instead of a quarter of a second, and comes sooner.
     gc.collect()
     gc.freeze()
     gc.collect()  # so that what was frozen no longer counts
