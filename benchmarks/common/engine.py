@@ -14,7 +14,7 @@ from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Progress, PromptLoop
 from service.worker.layout import PromptLayout
 from service.worker.loading.loader import Loader
-from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.bases.dense import TwoPassMethod
 from service.worker.methods.layer_view import CachedSegment
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.decoder import DecoderModel

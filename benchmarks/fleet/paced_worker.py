@@ -16,7 +16,7 @@ from typing import Any
 from service.worker import __main__ as worker
 from service.worker.engine.engine import Engine
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.server.counters import SAMPLE_TOKENS
 from service.worker.steps import Steps

@@ -6,7 +6,7 @@ model_cache         folders made of .gguf files
 gguf_file           what a .gguf file says about itself
 gguf_families       how llama.cpp writes the families that are served
 gguf_checks         whether a file can be served
-gguf_conversion     a process of its own, with gguf_config and gguf_tensors: these alone load torch
+gguf_conversion     a process of its own, with gguf_config: these alone load torch
 
 Nothing here knows the gateway or the worker.
 """

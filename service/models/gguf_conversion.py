@@ -25,10 +25,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from service.errors import ModelRefused
 from service.models.gguf_checks import check
-from service.models.gguf_config import config_of
+from service.models.gguf_config import config_of, weights_of
 from service.models.gguf_families import SINGLE_DIGITS, family_of
 from service.models.gguf_file import GgufHeader, read_header
-from service.models.gguf_tensors import weights_of
 
 REFUSED = 3
 # Keys of tokens that end an answer, and tokens that end a turn where a chat template writes them:

@@ -15,13 +15,12 @@ from __future__ import annotations
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
+from service.worker.forward import prefill_graphs
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step, kernel_weights
-from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
-from service.worker.forward.recorded import prefill_graphs
 from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.kernels.gpu import (
@@ -31,6 +30,7 @@ from service.worker.kernels.gpu import (
 )
 from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment, Target
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.bases.eviction import evict
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
 from service.worker.methods.fusion.full_reuse import Method as FullReuse
@@ -46,14 +46,14 @@ from service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
-from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
+from service.worker.methods.selection import OUTLIER_SIGMAS
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
-from service.worker.model.flops import full_prefill as full_prefill_flops
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
+from service.worker.model.model_facts import full_prefill as full_prefill_flops
 from service.worker.model.model_facts import read_calibration
 from service.worker.sequences.reuse import HistoryKV
 

@@ -13,11 +13,11 @@ from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.bases.fusion import SketchedPrompt, SparseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.methods.sparse.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
+from service.worker.methods.selection import SketchedDocument
+from service.worker.methods.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts

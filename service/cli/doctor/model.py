@@ -21,6 +21,7 @@ from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint, resources
 from service.shared.worker_settings import MIB
+from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
     facts,
     family_fault,
@@ -29,7 +30,6 @@ from service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
-from service.worker.model.lora import folder as lora_folder
 
 
 def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:

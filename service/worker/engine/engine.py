@@ -24,8 +24,8 @@ from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.recorded.layers import supports as supports_graphs
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_layers import supports as supports_graphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.cost_model import Line
@@ -68,7 +68,7 @@ class EngineOptions:
     # how answers are compared with those of full prefill; None for no comparison
     checks: GateSettings | None = None
     # whether layers are recorded and replayed, where that is possible
-    # (`service.worker.forward.recorded.prefill_graphs`)
+    # (`service.worker.forward.prefill_graphs`)
     prefill_graphs: bool = True
 
 

@@ -19,7 +19,7 @@ from service.worker.loading.planner import Planner
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from service.worker.prefix_cache import POOL, PrefixCache
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.report import reused_by_segment

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from service.worker.engine.answering import Answering, Endings
 from service.worker.engine.scheduler import Scheduler, StepBudget
-from service.worker.forward.evict import evict
 from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
 from service.worker.loading.load_plan import waiting_prompt
 from service.worker.loading.planner import FullPrefillTimer, Planner
 from service.worker.loading.segment_load import Loads
+from service.worker.methods.bases.eviction import evict
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.prefix_cache import PrefixCache

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded.tensors import Given
-from service.worker.kernels.cpu import attention_pass
-from service.worker.kernels.cpu.attention_pass import PassLayer
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_tensors import Given
+from service.worker.kernels.cpu import prefill_attention
 from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
+from service.worker.kernels.cpu.prefill_attention import PassLayer
 from service.worker.kernels.cpu.rotation import StoredSegment
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, RowWeights, Sight
 from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.attention_rule import PLAIN
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import PLAIN, FlopCount
 from service.worker.steps import Steps
 
 
@@ -115,10 +114,10 @@ class AttentionPass:
             return None
         x = decoder.embed(self.layout.ids[rows])
         kv = [self.kv.prompt_layer(layer, n) for layer in range(stop)]
-        if not attention_pass.supports(parts[0], x, rows, weights, kv[0]):
+        if not prefill_attention.supports_pass(parts[0], x, rows, weights, kv[0]):
             return None
         by_layer: list[Tensor] = []
-        together = max(1, PAUSE // attention_pass.cost(parts[0], len(rows), n))
+        together = max(1, PAUSE // prefill_attention.pass_cost(parts[0], len(rows), n))
         for first in range(0, stop, together):
             layers: list[PassLayer] = []
             for layer in range(first, min(first + together, stop)):
@@ -128,7 +127,7 @@ class AttentionPass:
                 rope, counts = decoder.ropes[layer], layer in self.layers
                 layers.append(PassLayer(parts[layer], *kv[layer], rope.cos, rope.sin, left, counts))
                 self._count(layer)
-            scores = attention_pass.run(
+            scores = prefill_attention.run_pass(
                 layers, x, rows, row_weights=weights, positions=self.placer.positions,
                 scale=decoder.scale, ends=first + together >= stop,
             )  # fmt: skip

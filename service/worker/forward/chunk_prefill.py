@@ -26,10 +26,10 @@ from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
-from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
+from service.worker.methods.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import chunk_prefill
+from service.worker.model.model_facts import chunk_prefill
 from service.worker.steps import Steps
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or

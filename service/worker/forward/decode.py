@@ -23,9 +23,9 @@ from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kerne
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
-from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.layer_weights import FOR_KERNELS, layer_weights
+from service.worker.model.model_facts import AttentionRule
+from service.worker.model.projection import FOR_KERNELS, layer_weights
 
 
 class Decodable(Protocol):

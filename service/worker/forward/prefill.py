@@ -22,8 +22,8 @@ from torch import Tensor
 from service.worker.forward.attention_pass import AttentionPass
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep, opened
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded.runs import RecordedRuns
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_runs import RecordedRuns
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
@@ -37,7 +37,7 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
 from service.worker.methods.stored_kv import PlannedShift, Shift
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]

@@ -28,7 +28,7 @@ from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora.load import LoraMatrices, load_lora, lora_matrices
+from service.worker.model.lora_load import LoraMatrices, load_lora, lora_matrices
 from service.worker.model.rope import static_positions
 from service.worker.steps import run
 

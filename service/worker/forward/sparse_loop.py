@@ -22,12 +22,12 @@ from kvstore import EncodedChunk
 from service.errors import WorkerFault
 from service.worker.forward.kv_placement import PromptKV
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.bases.fusion import SketchedPrompt, SparseMethod
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan, fixed_tokens
+from service.worker.methods.selection import SketchedDocument, SparsePlan, fixed_tokens
 from service.worker.model.attention import attend_rows
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from service.worker.steps import Steps
 
 

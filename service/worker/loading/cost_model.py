@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from service.plugins import tiers
 from service.worker.methods.bases.fusion import FusionMethod, Phase, PromptShape, total_flops
-from service.worker.model.flops import FlopCount, Shape, chunk_prefill
+from service.worker.model.model_facts import FlopCount, Shape, chunk_prefill
 
 # Weight of a measurement relative to the one after it: about the last ten count.
 FADE = 0.9

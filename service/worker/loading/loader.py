@@ -21,8 +21,8 @@ from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
 from service.worker.loading.cost_model import TierEstimates
 from service.worker.loading.segment_load import DocumentEnds
-from service.worker.methods.sparse import sketch
-from service.worker.methods.sparse.sketch import BlockGrid
+from service.worker.methods import sketch
+from service.worker.methods.sketch import BlockGrid
 from service.worker.model.addressing import Address
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from service.worker.steps import Steps
 
 Kind = type[FusionMethod]

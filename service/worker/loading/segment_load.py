@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstore import BlocksOutcome, EncodedChunk
 from service.worker.loading.chunk_stream import ChunkStream, stored_bytes
-from service.worker.methods.sparse.sketch import Sketch
+from service.worker.methods.sketch import Sketch
 from service.worker.model.addressing import Address
 
 LOAD, RECOMPUTE = "load", "recompute"

@@ -4,27 +4,33 @@ hooks' arguments and results, and the helper functions that the built-in methods
 from service.errors import InvalidRequest
 from service.shared.parameters import parameter
 from service.worker.layout import Prefix, PromptLayout, Segment, union
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights, Sight
+from service.worker.methods.bases.dense import (
+    DenseMethod,
+    LayerLoop,
+    RowWeights,
+    Sight,
+    TwoPassMethod,
+)
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.bases.fusion import (
     FusionMethod,
     Phase,
     PromptShape,
     Reads,
+    SketchedPrompt,
+    SparseLoop,
+    SparseMethod,
     dense_phases,
     floor_share,
     share_of,
 )
-from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
-from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult
 from service.worker.methods.scores import apportion, max_pool, mean_pool, stable_topk
-from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan, fixed_tokens
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch
+from service.worker.methods.selection import SketchedDocument, SparsePlan, fixed_tokens
+from service.worker.methods.sketch import BlockGrid, Sketch
 from service.worker.methods.stored_kv import Shift, squared_deviation
 from service.worker.model.attention import attend_with_scores, attention_probabilities
-from service.worker.model.flops import FlopCount
-from service.worker.model.model_facts import ModelFacts
+from service.worker.model.model_facts import FlopCount, ModelFacts
 from service.worker.steps import Steps
 
 __all__ = [

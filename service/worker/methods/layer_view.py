@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from service.worker.layout import PromptLayout
-from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount
 from service.worker.model.rope import RotaryTable
 
 

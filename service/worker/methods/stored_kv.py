@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.worker.device_copies import to_device
-from service.worker.kernels.cpu import shift as shift_cpu
+from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import shift_gpu
 from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.layout import PromptLayout
@@ -135,7 +135,7 @@ class Shift:
             layout.all_rows[rows],
             plan,
             plan is None
-            and shift_cpu.supports(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
+            and rotation.supports_shift(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
@@ -149,14 +149,14 @@ class Shift:
             return
         stored = [_layer_of(view, document) for document in self.documents]
         if self.by_kernel:
-            gaps = shift_cpu.gaps(
+            gaps = rotation.shift_gaps(
                 stored,
                 (view.fresh_k, view.fresh_v),
                 firsts=self.firsts,
                 tokens=self.tokens,
                 places=self.fresh,
             )
-            shift_cpu.move(
+            rotation.shift_rows(
                 self._means(gaps[0], view.k.dtype) if keys else None,
                 self._means(gaps[1], view.v.dtype) if values else None,
                 (view.k, view.v), document_of=self.document_of, weights=self.weights,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
 from service.worker.kernels.gpu import attention_scores_gpu, index_causal_attention
-from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.model_facts import PLAIN, AttentionRule
 
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
 # never computed. Smaller tiles skip more, larger ones need fewer calls.

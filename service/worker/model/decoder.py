@@ -16,18 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear, layer_parts
-from service.worker.kernels.cpu.layer_parts import LayerParts
+from service.worker.kernels.cpu import cpu_linear, decode_step
+from service.worker.kernels.cpu.decode_step import LayerParts
 from service.worker.kernels.gpu import residual_norm_gpu, silu_product_gpu
-from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.layer_weights import is_plain, layer_weights, norm
 from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
+from service.worker.model.model_facts import PLAIN, AttentionRule
 from service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
     QuantisedProjection,
     fuse,
+    is_plain,
+    layer_weights,
+    norm,
 )
 from service.worker.model.rope import RotaryTable, halves_order, static_positions
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
@@ -95,7 +97,7 @@ class DecoderModel:
         eps = self.blocks[0].input_layernorm.variance_epsilon
         return [
             LayerParts(each, heads=self.heads, kv_heads=self.kv_heads, eps=eps)
-            if each is not None and layer_parts.supports(each, self.heads)
+            if each is not None and decode_step.supports_layer(each, self.heads)
             else None
             for each in weights
         ]

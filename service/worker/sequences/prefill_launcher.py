@@ -14,7 +14,7 @@ from functools import partial
 
 from kvstore import BlocksOutcome
 from service.worker.forward.prefill import Progress, prefill
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
+from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
@@ -22,15 +22,13 @@ from service.worker.loading.loader import Loader
 from service.worker.loading.prompt_loads import MissingChunks, PromptLoads, SegmentLost, Waiting
 from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import Reads
-from service.worker.methods.bases.sparse import SketchedPrompt
+from service.worker.methods.bases.fusion import Reads, SketchedPrompt
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch
+from service.worker.methods.selection import SketchedDocument
+from service.worker.methods.sketch import BlockGrid, Sketch
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import full_prefill
-from service.worker.model.model_facts import ModelFacts
+from service.worker.model.model_facts import ModelFacts, full_prefill
 from service.worker.sequences.reuse import HistoryKV, continued_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.token_trace import TokenTracer

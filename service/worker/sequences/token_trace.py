@@ -14,8 +14,8 @@ from service.messages.reports import SegmentTrace, TokenRun, TokenTrace
 from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.methods.sparse.selection import SparsePlan
-from service.worker.model.flops import FlopCount
+from service.worker.methods.selection import SparsePlan
+from service.worker.model.model_facts import FlopCount
 
 
 @dataclass

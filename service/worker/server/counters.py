@@ -15,7 +15,7 @@ from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
 from service.worker.loading.planner import Planner
 from service.worker.methods.bases.fusion import PromptShape
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from service.worker.prefix_cache import POOL
 from service.worker.sequences.sequence import EngineSequence
 

@@ -32,12 +32,11 @@ from transformers import (
     SmolLM3Config,
 )
 
-from service.worker.forward.evict import evict
 from service.worker.forward.prefill import Capture, OnPass, prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention, evict
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.model.decoder import DecoderModel

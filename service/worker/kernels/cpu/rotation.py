@@ -1,7 +1,7 @@
-"""Rotary embedding (RoPE) of bfloat16 rows on a CPU, written straight to where they are needed.
+"""Rows of a layer's KV cache on a CPU, bfloat16: placed, rotated (RoPE), overwritten and shifted.
 
-torch gathers cosines and sines first and passes over memory once per product. The kernel
-(`src/rotation.c`) takes one pass, and its results equal torch's bit by bit.
+torch passes over memory once per product, and gathers documents one after the other. The kernels
+(`src/rotation.c`, `src/shift.c`) take one pass, and their results equal torch's bit by bit.
 """
 
 from __future__ import annotations
@@ -172,3 +172,65 @@ def layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
     heads, _, d = k_cache.shape
     sizes = (heads, d // 2, k_cache.stride(0), v_cache.stride(0))
     return array("q", (k_cache.data_ptr(), v_cache.data_ptr(), *sizes))
+
+
+MAX_SHIFTED_WIDTH = 512  # the same constant as in the C source
+# Elements: fewer are shifted before other threads have woken up.
+MIN_PARALLEL = 1 << 18
+
+KV = tuple[Tensor, Tensor]
+"""Keys before RoPE and values, each `[tokens, kv_heads, head_dim]`."""
+
+
+def supports_shift(stored: Sequence[KV], fresh: KV, cache: KV) -> bool:
+    """Return whether the kernels are there and take such tensors; cache `[kv_heads, n,
+    head_dim]`."""
+    heads, _, d = cache[0].shape
+    return (
+        is_cache(*cache)
+        and d <= MAX_SHIFTED_WIDTH
+        and all(are_rows(x, (x.shape[0], heads, d)) for kv in (*stored, fresh) for x in kv)
+    )
+
+
+def shift_gaps(
+    stored: Sequence[KV], fresh: KV, *, firsts: Sequence[int], tokens: Tensor, places: Tensor
+) -> Tensor:
+    """Return fresh minus stored keys and values `[2, p, kv_heads * head_dim]` fp32 of tokens by
+    their numbers in their documents, which are at `places` among the computed rows; `firsts`
+    says with which each document begins."""
+    _, heads, d = fresh[0].shape
+    out = torch.empty(2, tokens.shape[0], heads * d)
+    documents = array("q")
+    for first, (k, v) in zip(firsts, stored, strict=True):
+        documents.extend(segment_struct(first, k, v))
+    native.call(
+        "shift_gaps",
+        *(documents, len(stored), array("q", segment_struct(0, *fresh))),
+        *(tokens, places, out, tokens.shape[0], heads, d),
+    )
+    return out
+
+
+def shift_rows(
+    keys: Tensor | None,
+    values: Tensor | None,
+    cache: KV,
+    *,
+    document_of: Tensor,
+    weights: Tensor,
+    first: int,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> None:
+    """Shift rows of a layer's cache from `first` on: by their document's `keys` before RoPE and
+    `values` `[documents, kv_heads * head_dim]`, None: they stay, times their weight bfloat16."""
+    heads, _, d = cache[0].shape
+    count = positions.shape[0]
+    native.call(
+        "shift_rows",
+        *(keys, values, document_of, weights, positions, first, count),
+        *(layer_struct(*cache), cos, sin),
+        torch.get_num_threads() if count * heads * d >= MIN_PARALLEL else 1,
+    )

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.shared.parameters import parameter
-from service.worker.methods.bases.two_pass import QuestionRankedMethod
+from service.worker.methods.bases.dense import QuestionRankedMethod
 
 
 @dataclass(frozen=True)

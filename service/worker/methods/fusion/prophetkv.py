@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from service.shared.parameters import parameter
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import Sight
-from service.worker.methods.bases.two_pass import QuestionRankedMethod
+from service.worker.methods.bases.dense import QuestionRankedMethod, Sight
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from service.shared.parameters import parameter
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import Probes, RowWeights
+from service.worker.methods.bases.dense import Probes, RowWeights, TwoPassMethod
 from service.worker.methods.bases.fusion import share_of
-from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.scores import stable_topk
 

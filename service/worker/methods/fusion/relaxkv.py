@@ -23,9 +23,8 @@ from torch import Tensor
 
 from service.shared.parameters import parameter
 from service.worker.layout import PromptLayout, union
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop
+from service.worker.methods.bases.dense import DenseMethod, LayerLoop, TwoPassMethod
 from service.worker.methods.bases.fusion import Phase, PromptShape, floor_share
-from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.methods.scores import stable_topk
 from service.worker.steps import Steps

@@ -3,7 +3,7 @@
 Each document's first and last blocks are always kept. The question runs over these blocks, and its
 mean queries are compared with the documents' sketches to find the middle blocks that it needs. Only
 those are read from the store. Only first and last blocks (and outlier tokens) are computed anew,
-and they attend only to what is kept. `service.worker.methods.sparse` scores the blocks and plans
+and they attend only to what is kept. `service.worker.methods.selection` scores the blocks and plans
 the tokens.
 
 Source:
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from service.shared.parameters import parameter
-from service.worker.methods.bases.fusion import PromptShape
-from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
-from service.worker.methods.sparse.selection import (
+from service.worker.methods.bases.fusion import PromptShape, SketchedPrompt, SparseMethod
+from service.worker.methods.selection import (
     Selection,
     SparsePlan,
     make_plan,
@@ -30,7 +29,7 @@ from service.worker.methods.sparse.selection import (
     personalised,
     select,
 )
-from service.worker.methods.sparse.sketch import BLOCK, BlockGrid
+from service.worker.methods.sketch import BLOCK, BlockGrid
 from service.worker.model.model_facts import ModelFacts
 
 

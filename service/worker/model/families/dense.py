@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.layer_weights import norm
-from service.worker.model.projection import Projection, fuse
+from service.worker.model.model_facts import PLAIN, AttentionRule
+from service.worker.model.projection import Projection, fuse, norm
 from service.worker.model.rope import RotaryTable, halves_order
 from service.worker.steps import Steps
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel, activation_of
-from service.worker.model.layer_weights import norm
-from service.worker.model.projection import Projection
+from service.worker.model.model_facts import AttentionRule
+from service.worker.model.projection import Projection, norm
 from service.worker.steps import Steps
 
 PAUSE_ROWS = 64

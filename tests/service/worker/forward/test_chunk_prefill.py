@@ -12,7 +12,7 @@ from service.worker.forward import layer_ops
 from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.flops import chunk_prefill
+from service.worker.model.model_facts import chunk_prefill
 from service.worker.steps import run
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 

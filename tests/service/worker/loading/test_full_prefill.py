@@ -12,7 +12,7 @@ from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.registry import fusion_methods
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from tests.service.worker.engines import DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -30,7 +30,7 @@ from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.prophetkv import Method as ProphetKV
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from tests.service.worker.engines import DOCUMENTS, PIE, rig
 from tests.service.worker.tiny import Tiny
 

@@ -28,8 +28,7 @@ from service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
-from service.worker.model.flops import FlopCount
-from service.worker.model.model_facts import ModelFacts
+from service.worker.model.model_facts import FlopCount, ModelFacts
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
 pytestmark = pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from service.worker.model.attention import (
     attend_with_scores,
     attention_probabilities,
 )
-from service.worker.model.attention_rule import AttentionRule
+from service.worker.model.model_facts import AttentionRule
 from tests.service.worker.tiny import assert_close, difference
 
 

@@ -11,7 +11,7 @@ from service.worker.methods.fusion.legolink import Method as LegoLink
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.flops import FlopCount, chunk_prefill, full_prefill
+from service.worker.model.model_facts import FlopCount, chunk_prefill, full_prefill
 from tests.references.fusion import (
     Shape,
     always_computed,

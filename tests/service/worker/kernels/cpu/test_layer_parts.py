@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward import attention_pass as passes
-from service.worker.kernels.cpu import attention_pass, linear_few_rows, linear_many_rows_bf16
+from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, prefill_attention
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
@@ -173,9 +173,9 @@ def test_a_pass_of_the_question(
     model = tiny_of(model_of("qwen3", num_hidden_layers=6))
     parts, n = model.decoder.parts[0], len([*S, *D1, *D2, *D3, *Q])
     assert parts is not None
-    asked = Mock(wraps=attention_pass.run)
-    monkeypatch.setattr(attention_pass, "run", asked)
-    monkeypatch.setattr(passes, "PAUSE", together * attention_pass.cost(parts, len(Q), n))
+    asked = Mock(wraps=prefill_attention.run_pass)
+    monkeypatch.setattr(prefill_attention, "run", asked)
+    monkeypatch.setattr(passes, "PAUSE", together * prefill_attention.pass_cost(parts, len(Q), n))
     for method in (QuestionScout(from_depth=0.4, ratio=0.3), QuestionScout(to_depth=0.2)):
         for changes in ({}, {"prefix": D1}, {"uncached": [2]}):
             asked.reset_mock()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import shift
+from service.worker.kernels.cpu import rotation
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.stored_kv import Shift
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import StoredSegment
 
@@ -61,14 +61,14 @@ def shifted(*, keys: bool, values: bool, weights: Tensor | float) -> tuple[Tenso
 def test_as_torch(
     keys: bool, values: bool, weights: Tensor | float, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shift, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         k, v, by_kernel = shifted(keys=keys, values=values, weights=weights)
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr(shift, "supports", Mock(return_value=False))
+    monkeypatch.setattr(rotation, "supports_shift", Mock(return_value=False))
     expected_k, expected_v, by_torch = shifted(keys=keys, values=values, weights=weights)
     assert by_kernel and not by_torch and k.equal(expected_k) and v.equal(expected_v)
     was = prompt()[0]
@@ -83,7 +83,7 @@ def test_other_tensors_are_left_to_torch() -> None:
     view, _ = prompt()
     fresh, cache = (view.fresh_k, view.fresh_v), (view.k, view.v)
     good = view.fresh_k, view.fresh_v
-    assert shift.supports([good], fresh, cache)
-    assert not shift.supports([good, (view.fresh_k.float(), view.fresh_v)], fresh, cache)
-    assert not shift.supports([good], (view.fresh_k, view.fresh_v[:, 1:]), cache)
-    assert not shift.supports([good], fresh, (view.k, view.v.float()))
+    assert rotation.supports_shift([good], fresh, cache)
+    assert not rotation.supports_shift([good, (view.fresh_k.float(), view.fresh_v)], fresh, cache)
+    assert not rotation.supports_shift([good], (view.fresh_k, view.fresh_v[:, 1:]), cache)
+    assert not rotation.supports_shift([good], fresh, (view.k, view.v.float()))

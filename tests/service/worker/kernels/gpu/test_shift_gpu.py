@@ -16,7 +16,7 @@ from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import LayerView, Replaced
 from service.worker.methods.stored_kv import PlannedShift, Shift
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import StoredSegment, assert_close

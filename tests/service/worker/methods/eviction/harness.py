@@ -14,14 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.bases.eviction import EvictionMethod, evict
 from service.worker.methods.layer_view import LayerView
-from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.flops import FlopCount
-from service.worker.model.model_facts import ModelFacts
+from service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount, ModelFacts
 from service.worker.model.rope import RotaryTable
 from tests.references import eviction as reference
 from tests.references.eviction import Kept, Region, attention_weights

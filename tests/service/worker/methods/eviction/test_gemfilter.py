@@ -9,8 +9,7 @@ from service.errors import InvalidRequest
 from service.messages.requests import Method as Named
 from service.worker.methods.eviction.gemfilter import Method as GemFilter
 from service.worker.methods.registry import make_eviction, make_fusion
-from service.worker.model.flops import FlopCount, full_prefill
-from service.worker.model.model_facts import ModelFacts
+from service.worker.model.model_facts import FlopCount, ModelFacts, full_prefill
 from tests.references.eviction import Region, gemfilter, last_row_logits
 from tests.service.worker.engines import VANILLA, rig
 from tests.service.worker.forward.test_evict import ANSWER, decoded

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.two_pass import last_layers
+from service.worker.methods.bases.dense import DenseMethod, last_layers
 from service.worker.methods.fusion.agentkvshift import Method as AgentKVShift
 from service.worker.methods.fusion.fusionrag import Method as FusionRAG
 from service.worker.methods.fusion.infoflow import Method as InfoFlow

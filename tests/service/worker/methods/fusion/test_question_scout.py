@@ -14,7 +14,7 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import full_prefill
 from service.worker.steps import run as finished
 from tests.references.fusion import always_computed, share
 from tests.references.question_scout import Scout, attention_scores, question_scout, scout_rows

@@ -11,8 +11,8 @@ import torch
 
 from service.worker.forward.decode import decode_step
 from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.sparse.selection import recomputed_ends
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch
+from service.worker.methods.selection import recomputed_ends
+from service.worker.methods.sketch import BlockGrid, Sketch
 from tests.references import samkv as reference_samkv
 from tests.references.samkv_pass import padding_sets
 from tests.service.worker.methods.sparse.toys import (

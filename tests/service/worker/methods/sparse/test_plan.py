@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.sparse.selection import (
+from service.worker.methods.selection import (
     Selection,
     SketchedDocument,
     SparsePlan,
@@ -16,7 +16,7 @@ from service.worker.methods.sparse.selection import (
     make_plan,
     recomputed_ends,
 )
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch
+from service.worker.methods.sketch import BlockGrid, Sketch
 from tests.references.samkv_pass import figure_5_cases
 
 # S is 0 and 1. Document 0: tokens 2–29, blocks 0–6 of 4; document 1: 30–51, blocks 0–5, the last

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.sparse.sketch import BlockGrid
+from service.worker.methods.sketch import BlockGrid
 from tests.service.worker.methods.sparse.parity import (
     ANSWER,
     Documents,

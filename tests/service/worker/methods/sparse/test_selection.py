@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.sparse.selection import (
+from service.worker.methods.selection import (
     Selection,
     SketchedDocument,
     outliers,
     personalised,
     select,
 )
-from service.worker.methods.sparse.sketch import BlockGrid
+from service.worker.methods.sketch import BlockGrid
 from tests.references import samkv as reference_samkv
 from tests.references import samkv_selection as reference_samkv_selection
 from tests.references.samkv_sketch import Sketch, block_ranges, outlier_blocks

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from service.worker.methods.sparse.sketch import BLOCK, NONE, Sketch, decays
+from service.worker.methods.sketch import BLOCK, NONE, Sketch, decays
 from tests.references.samkv_sketch import document_sketches
 from tests.service.worker.methods.sparse.toys import LONG, of_reference, sketch, tokens
 from tests.service.worker.tiny import PREFIXES, Tiny, assert_close

@@ -15,12 +15,12 @@ from service.worker.forward.prefill import prefill
 from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout
-from service.worker.methods.bases.sparse import SketchedPrompt
+from service.worker.methods.bases.fusion import SketchedPrompt
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.methods.sparse.selection import Selection, SketchedDocument, SparsePlan
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch, SketchBuilder
+from service.worker.methods.selection import Selection, SketchedDocument, SparsePlan
+from service.worker.methods.sketch import BlockGrid, Sketch, SketchBuilder
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import Steps, run
 from tests.references import samkv_sketch as expected

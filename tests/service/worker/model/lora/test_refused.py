@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
 from service.worker.model.families import decoder_for
-from service.worker.model.lora.folder import LoraRefused, read_config, tensor_names
-from service.worker.model.lora.load import load_lora
+from service.worker.model.lora_folder import LoraRefused, read_config, tensor_names
+from service.worker.model.lora_load import load_lora
 from tests.service.worker.lora_folders import PREFIX, write_lora
 from tests.service.worker.tiny import Tiny, random_model, tiny, tiny_config
 

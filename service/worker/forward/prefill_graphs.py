@@ -25,9 +25,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.worker.forward.recorded.layers import compute, unrecorded
-from service.worker.forward.recorded.recording import CudaGraphs, Play, Recorder
-from service.worker.forward.recorded.tensors import (
+from service.worker.forward.batch_decoder import CudaGraphs, Play, Recorder
+from service.worker.forward.recorded_layers import compute, unrecorded
+from service.worker.forward.recorded_tensors import (
     Given,
     Shape,
     Tensors,

@@ -18,10 +18,10 @@ from benchmarks.launches.gpu import CUDA, host
 from benchmarks.launches.prefills import Case, _model, _Move
 from benchmarks.launches.tally import Tally
 from service.worker.api import DecoderModel, decoder_for
-from service.worker.forward.recorded import prefill_graphs
-from service.worker.forward.recorded.layers import supports
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded.tensors import (
+from service.worker.forward import prefill_graphs
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_layers import supports
+from service.worker.forward.recorded_tensors import (
     FEW_ROWS,
     MAX_ROWS,
     SHIFTED_DOCUMENTS,

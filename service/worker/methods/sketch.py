@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvstore import BLOCK_TOKENS
 from service.worker.methods.layer_view import LayerView
-from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.model_facts import PLAIN, AttentionRule
 
 BLOCK = BLOCK_TOKENS
 LOCAL_BLOCKS = 2

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.errors import ModelRefused
 from service.messages.replies import LoraInfo
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora.folder import (
+from service.worker.model.lora_folder import (
     WEIGHTS,
     LoraConfig,
     LoraRefused,

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from service.worker.forward.kv_placement import write_and_rotate
-from service.worker.forward.recorded.tensors import Given, Shape, Tensors
+from service.worker.forward.recorded_tensors import Given, Shape, Tensors
 from service.worker.kernels.gpu import (
     attention_scores_gpu,
     index_causal_attention,
@@ -23,8 +23,8 @@ from service.worker.kernels.gpu import (
 from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.attention_rule import PLAIN
 from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import PLAIN
 
 
 def supports(decoder: DecoderModel, pool: KVPool) -> bool:

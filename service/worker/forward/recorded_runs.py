@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded.tensors import Given
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_tensors import Given
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.stored_kv import PlannedShift
-from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import FlopCount
 from service.worker.steps import Steps
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from service.worker.methods.sparse.sketch import BlockGrid, Sketch
+from service.worker.methods.sketch import BlockGrid, Sketch
 
 OUTLIER_SIGMAS = 3.0
 

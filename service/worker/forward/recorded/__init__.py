@@ -1,1 +1,0 @@
-"""Layers of a prefill that a GPU replays from recordings."""

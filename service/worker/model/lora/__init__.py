@@ -1,1 +1,0 @@
-"""LoRA adapters: what their folders hold, and how they are read."""
