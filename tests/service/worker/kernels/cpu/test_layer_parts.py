@@ -174,7 +174,7 @@ def test_a_pass_of_the_question(
     parts, n = model.decoder.parts[0], len([*S, *D1, *D2, *D3, *Q])
     assert parts is not None
     asked = Mock(wraps=prefill_attention.run_pass)
-    monkeypatch.setattr(prefill_attention, "run", asked)
+    monkeypatch.setattr(prefill_attention, "run_pass", asked)
     monkeypatch.setattr(passes, "PAUSE", together * prefill_attention.pass_cost(parts, len(Q), n))
     for method in (QuestionScout(from_depth=0.4, ratio=0.3), QuestionScout(to_depth=0.2)):
         for changes in ({}, {"prefix": D1}, {"uncached": [2]}):
