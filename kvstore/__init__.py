@@ -21,8 +21,7 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.chunk import EncodedChunk, encode_chunk
-from kvstore.format.chunk_blocks import EncodedBlocks
+from kvstore.format.chunk import EncodedBlocks, EncodedChunk, encode_chunk
 from kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
 from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec, chunk_key
 from kvstore.outcomes import (

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from encryption.keyring import Keyring
-from kvstore.circuit_breaker import BreakerSettings
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_blocks import BlockSelection, EncodedBlocks, selection_ranges
+from kvstore.format.chunk import BlockSelection, EncodedBlocks, EncodedChunk, selection_ranges
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra, opened_extra, parse_extra, seal_extra
 from kvstore.format.sealed_chunk import seal_chunk
 from kvstore.format.verifier import Verifier, require_chunk
 from kvstore.outcomes import TierStats
-from kvstore.tier_caller import CallResult, TierCaller
+from kvstore.tier_caller import BreakerSettings, CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
 
 T = TypeVar("T", EncodedChunk, EncodedExtra)

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_blocks import BlockSelection, EncodedBlocks
+from kvstore.format.chunk import BlockSelection, EncodedBlocks, EncodedChunk
 from kvstore.tiers.base import TierKind, TierUsage
 
 ReadProblem = tuple[str, str]

@@ -16,17 +16,15 @@ from torch import Tensor
 
 from encryption.keyring import Keyring
 from kvstore import tiered_parts
-from kvstore.circuit_breaker import BreakerSettings
-from kvstore.coordination import DeletionEpoch, SingleFlight
+from kvstore.coordination import DeletionEpoch, QueueLimits, SingleFlight, WriteBehindQueue
 from kvstore.errors import StoreConfigError, TierUnavailable
 from kvstore.fault_tolerant_tier import FaultTolerantTier
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_blocks import block_selection, check_selection
+from kvstore.format.chunk import EncodedChunk, block_selection, check_selection
 from kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_extra_name
 from kvstore.format.extra_tensors import encode_extra
 from kvstore.outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem, StoreStats
+from kvstore.tier_caller import BreakerSettings
 from kvstore.tiers.base import Tier
-from kvstore.write_behind import QueueLimits, WriteBehindQueue
 
 
 class TieredStore:

@@ -9,13 +9,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from kvstore.coordination import DeletionEpoch
+from kvstore.coordination import DeletionEpoch, WriteBehindQueue
 from kvstore.fault_tolerant_tier import BlocksRead, FaultTolerantTier
-from kvstore.format.chunk_blocks import BlockSelection
+from kvstore.format.chunk import BlockSelection
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra
 from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadProblem
-from kvstore.write_behind import WriteBehindQueue
 
 
 def read_blocks(

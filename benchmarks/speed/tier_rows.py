@@ -35,7 +35,7 @@ import kvstore as kv
 from benchmarks.common.redis import redis_url
 from benchmarks.speed.paired import Work
 from kvstore.format.buffers import total_bytes, view_bytes
-from kvstore.format.chunk_blocks import selection_ranges
+from kvstore.format.chunk import selection_ranges
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ssd.directory_scan import chunk_path
 

@@ -4,9 +4,9 @@
         client.ingest([{"doc_id": "kettle", "text": "The warranty of the kettle is two years."}])
         print(client.generate("How long is the warranty?").text)
 
-Both clients make the same calls (`calls`), repeat them by the same rules (`connection`), and read
-the same records (`kvstitch.records`). The blocking one runs the other one's methods over a
-transport that blocks (`transports`).
+Both clients make the same calls (`calls`), send and repeat them by the same rules (`connection`),
+and read the same records (`kvstitch.records`). The blocking one runs the other one's methods over a
+transport that blocks.
 """
 
 from kvstitch.client.async_client import AsyncClient

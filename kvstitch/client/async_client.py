@@ -24,10 +24,9 @@ from kvstitch.client.calls import (
     post,
     submission,
 )
-from kvstitch.client.connection import FAULTS, Attempts, Connection
+from kvstitch.client.connection import FAULTS, AsyncTransport, Attempts, Connection
 from kvstitch.client.errors import WaitedTooLong, from_transport
-from kvstitch.client.events import Event, EventReader
-from kvstitch.client.json_reader import read, read_collections, read_embeddings
+from kvstitch.client.events import Event, EventReader, read, read_collections, read_embeddings
 from kvstitch.client.options import (
     File,
     GenerateOptions,
@@ -37,7 +36,6 @@ from kvstitch.client.options import (
     read_files,
     upload_query,
 )
-from kvstitch.client.transports import AsyncTransport
 from kvstitch.records.answers import (
     Answer,
     Embeddings,

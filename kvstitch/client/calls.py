@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from kvstitch.client.errors import InvalidRequest
-from kvstitch.client.json_reader import read
+from kvstitch.client.events import read
 from kvstitch.records.documents import Job
 
 T = TypeVar("T")

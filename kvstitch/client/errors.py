@@ -28,7 +28,7 @@ KvstitchError
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -82,115 +82,97 @@ class WaitedTooLong(KvstitchError):
     pass
 
 
+BY_CODE: dict[str, type[ServiceError]] = {}
+
+
 class ServiceError(KvstitchError):
-    pass
+    # The service's codes that are of this kind.
+    codes: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        BY_CODE.update(dict.fromkeys(cls.__dict__.get("codes", ()), cls))
 
 
 class InvalidRequest(ServiceError):
-    pass
+    codes: ClassVar[tuple[str, ...]] = (
+        "invalid_request",
+        "bad_body",
+        "body_timeout",
+        "unsupported_media_type",
+    )
 
 
 class UnknownMethod(InvalidRequest):
-    pass
+    codes = ("unknown_method",)
 
 
 class BodyTooLarge(InvalidRequest):
-    pass
+    codes = ("body_too_large",)
 
 
 class PromptTooLong(InvalidRequest):
-    pass
+    codes = ("prompt_too_long",)
 
 
 class Unsupported(InvalidRequest):
-    pass
+    codes = ("unsupported",)
 
 
 class Unauthenticated(ServiceError):
-    pass
+    codes = ("invalid_api_key", "invalid_token", "sign_in_refused")
 
 
 class Forbidden(ServiceError):
-    pass
+    codes = ("missing_scope", "adapter_not_allowed", "foreign_origin", "unknown_host")
 
 
 class NotFound(ServiceError):
-    pass
+    codes = ("not_found",)
 
 
 class ModelNotFound(NotFound):
-    pass
+    codes = ("model_not_found",)
 
 
 class Conflict(ServiceError):
-    pass
+    codes: ClassVar[tuple[str, ...]] = ("conflict", "no_audit_log")
 
 
 class NotCalibrated(Conflict):
-    pass
+    codes = ("not_calibrated",)
 
 
 class NoReranker(Conflict):
-    pass
+    codes = ("no_reranker",)
 
 
 class QuotaExceeded(ServiceError):
-    pass
+    codes = ("quota_exceeded",)
 
 
 class Unavailable(ServiceError):
-    pass
+    codes: ClassVar[tuple[str, ...]] = (
+        "overloaded",
+        "worker_unavailable",
+        "database_unavailable",
+        "identity_unavailable",
+    )
 
 
 class RerankerFailed(Unavailable):
-    pass
+    codes = ("reranker_failed",)
 
 
 class DiskFull(ServiceError):
-    pass
+    codes = ("disk_full",)
 
 
 class DeadlineExceeded(ServiceError):
-    pass
+    codes = ("deadline_exceeded",)
 
 
 class ServerError(ServiceError):
-    pass
-
-
-BY_CODE: dict[str, type[ServiceError]] = {
-    "invalid_request": InvalidRequest,
-    "unknown_method": UnknownMethod,
-    "bad_body": InvalidRequest,
-    "body_too_large": BodyTooLarge,
-    "body_timeout": InvalidRequest,
-    "prompt_too_long": PromptTooLong,
-    "unsupported": Unsupported,
-    "unsupported_media_type": InvalidRequest,
-    "invalid_api_key": Unauthenticated,
-    "invalid_token": Unauthenticated,
-    "sign_in_refused": Unauthenticated,
-    "missing_scope": Forbidden,
-    "adapter_not_allowed": Forbidden,
-    "foreign_origin": Forbidden,
-    "unknown_host": Forbidden,
-    "not_found": NotFound,
-    "model_not_found": ModelNotFound,
-    "conflict": Conflict,
-    "not_calibrated": NotCalibrated,
-    "no_reranker": NoReranker,
-    "no_audit_log": Conflict,
-    "quota_exceeded": QuotaExceeded,
-    "overloaded": Unavailable,
-    "worker_unavailable": Unavailable,
-    "database_unavailable": Unavailable,
-    "identity_unavailable": Unavailable,
-    "reranker_failed": RerankerFailed,
-    "disk_full": DiskFull,
-    "deadline_exceeded": DeadlineExceeded,
-    "worker_fault": ServerError,
-    "internal_error": ServerError,
-}
+    codes = ("worker_fault", "internal_error")
 
 
 def from_response(response: httpx.Response) -> KvstitchError:

@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from kvstitch.client.async_client import AsyncAnswerStream, AsyncClient
+from kvstitch.client.connection import BlockingTransport, finish
 from kvstitch.client.events import Event
 from kvstitch.client.options import GenerateOptions
-from kvstitch.client.transports import BlockingTransport, finish
 from kvstitch.records.answers import Answer
 
 P = ParamSpec("P")

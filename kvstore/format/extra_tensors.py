@@ -20,12 +20,13 @@ from encryption.values import open_sealed, seal
 from encryption.values import place as place_of
 from kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
-from kvstore.format.checksum import Buffer, checksum
 from kvstore.format.chunk_identity import require_extra_name
 from kvstore.format.safetensors_header import (
     SAFETENSORS_DTYPES,
+    Buffer,
     StoredTensor,
     build_sealed,
+    checksum,
     parse_sealed,
 )
 

@@ -23,10 +23,10 @@ from encryption.errors import EncryptionError, KeyMissing, SealBroken
 from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
 from kvstore.errors import ChunkCorrupt, ChunkLocked
 from kvstore.format.buffers import allocate, view_bytes
-from kvstore.format.checksum import BLOCK_DIGEST_BYTES, GCM, BlockDigests
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, Seal, build_header
 from kvstore.format.chunk_identity import ChunkSpec
+from kvstore.format.safetensors_header import BLOCK_DIGEST_BYTES, GCM, BlockDigests
 from kvstore.format.tensor_layout import tensor_layout
 
 _PURPOSE = b"chunk"

@@ -13,10 +13,10 @@ from torch import Tensor
 from encryption.keyring import Keyring
 from kvstore.errors import ChunkCorrupt, ChunkRefused
 from kvstore.format.buffers import view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_blocks import (
+from kvstore.format.chunk import (
     BlockSelection,
     EncodedBlocks,
+    EncodedChunk,
     LayerBlocks,
     check_selection,
 )

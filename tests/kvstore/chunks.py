@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvstore import ChunkHeader, ChunkSpec, EncodedBlocks, EncodedChunk, chunk_key, encode_chunk
 from kvstore.format.buffers import gather, total_bytes
-from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
+from kvstore.format.chunk import BlockSelection, selection_ranges
 from kvstore.format.chunk_header import UNNAMED
 from kvstore.format.tensor_layout import TensorEntry, encoded_layer, tensor_layout
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvstore import MemoryTier, TieredStore
-from kvstore.write_behind import QueueLimits
+from kvstore.coordination import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
 

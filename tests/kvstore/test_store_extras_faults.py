@@ -12,8 +12,8 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.extra_tensors import encode_extra
+from kvstore.tier_caller import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds

@@ -15,7 +15,7 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.circuit_breaker import BreakerSettings
+from kvstore.tier_caller import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier, let_cool_down

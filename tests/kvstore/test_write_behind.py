@@ -4,10 +4,10 @@ import time
 import pytest
 
 from kvstore import TierError
-from kvstore.circuit_breaker import BreakerSettings
+from kvstore.coordination import QueueLimits, WriteBehindQueue
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.extra_tensors import encode_extra
-from kvstore.write_behind import QueueLimits, WriteBehindQueue
+from kvstore.tier_caller import BreakerSettings
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
 

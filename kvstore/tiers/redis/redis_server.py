@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.circuit_breaker import CircuitBreaker
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
@@ -26,6 +25,7 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
+from kvstore.tier_caller import CircuitBreaker
 
 Words = tuple[str | int, ...]
 """A command."""

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
-from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import TierError, TierTimeout, TierUnavailable
+from kvstore.tier_caller import BreakerSettings, CircuitBreaker
 from kvstore.tiers.redis.redis_server import Redirected, RedisServer, redis_errors
 
 T = TypeVar("T")

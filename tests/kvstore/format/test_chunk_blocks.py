@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.format.chunk_blocks import block_selection, check_selection
+from kvstore.format.chunk import block_selection, check_selection
 from kvstore.format.chunk_header import UNNAMED
 from kvstore.format.codecs import codec_names
 from kvstore.format.verifier import Verifier

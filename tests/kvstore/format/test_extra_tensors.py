@@ -109,7 +109,7 @@ def test_a_sealed_header_that_contradicts_itself(description):
 
     good = encode_extra("x", 1, {"t": torch.ones(1)}, key=KEY)
     data = good.raw[-4:].numpy().tobytes()
-    from kvstore.format.checksum import checksum
+    from kvstore.format.safetensors_header import checksum
 
     facts = {"format": "kvstitch-extra", "format_version": FORMAT_VERSION, "key": KEY}
     facts |= {"name": "x", "version": "1"}

@@ -15,7 +15,7 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.format.chunk_blocks import block_selection, selection_ranges
+from kvstore.format.chunk import block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
 from kvstore.format.verifier import Verifier
 from kvstore.tiers.base import Tier

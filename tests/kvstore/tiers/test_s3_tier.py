@@ -17,8 +17,8 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.circuit_breaker import BreakerSettings
-from kvstore.format.chunk_blocks import selection_ranges
+from kvstore.format.chunk import selection_ranges
+from kvstore.tier_caller import BreakerSettings
 from kvstore.tiers.s3_bucket import Waits
 from tests.kvstore.chunks import (
     chunk_file,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvstore import RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
-from kvstore.circuit_breaker import BreakerSettings
-from kvstore.format.chunk_blocks import selection_ranges
+from kvstore.format.chunk import selection_ranges
+from kvstore.tier_caller import BreakerSettings
 from tests.kvstore.chunks import gathered, make_chunk, make_key, make_spec, same_chunk
 from tests.redis_cluster import NODE_TIMEOUT_MS
 from tests.redis_server import redis_server

@@ -17,7 +17,7 @@ from kvstore import (
     TierFull,
     TierTimeout,
 )
-from kvstore.format.chunk_blocks import selection_ranges
+from kvstore.format.chunk import selection_ranges
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import VERSION_1
 from tests.redis_server import redis_server

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
+from kvstore.tier_caller import BreakerSettings, CircuitBreaker
 
 
 class Clock:
