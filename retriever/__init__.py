@@ -9,26 +9,28 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from retriever.catalog.catalog_records import CorpusCounts, IngestResult
+from retriever.boundaries import TokenCounter
+from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import (
     Chunk,
+    CorpusCounts,
     DocFilter,
     Document,
     DocumentInfo,
     DocumentPage,
+    IngestResult,
     Mark,
     MarkKind,
     Passage,
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
+from retriever.embedders import Embedder, EndpointEmbedder
+from retriever.embedders.local_embedder import LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.scope import Scope
-from retriever.splitting.boundaries import TokenCounter
-from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from retriever.errors import InvalidDocument
+import numpy as np
+import numpy.typing as npt
+
+from retriever.errors import InvalidDocument, RetrieverError
 from retriever.filters import MATCH_ALL, Filter
-from retriever.readers import EVERYBODY, groups_of, joined_readers
+from retriever.scope import EVERYBODY, Scope, groups_of, joined_readers
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -186,3 +189,51 @@ def _depth(value: object) -> int:
         case list() | tuple():
             return 1 + max(map(_depth, value), default=0)
     return 0
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """A state of the catalog. The token is random, so that a restored backup of the same generation
+    differs."""
+
+    generation: int
+    token: str
+
+
+@dataclass(frozen=True)
+class IndexChange:
+    """What one change of the catalog means for a vector index."""
+
+    scope: Scope
+    removed: list[int]
+    ids: list[int]
+    vectors: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class CorpusCounts:
+    """Sizes of a corpus; tokens are counted in the rendered chunks."""
+
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What became of one document: its chunks now, and those of its previous revision."""
+
+    doc_id: str
+    status: Literal["created", "updated", "unchanged", "failed"]
+    chunks: list[Chunk] = field(default_factory=list)
+    removed_chunk_ids: list[int] = field(default_factory=list)
+    error: RetrieverError | None = None
+    state: CatalogState | None = None
+
+
+@dataclass(frozen=True)
+class WordHits:
+    """What a query's words find."""
+
+    ranked: list[tuple[int, float]]
+    exact: list[set[int]]

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import CatalogState, IngestResult
-from retriever.embedders.base import Embedder, Vectors, space_of
+from retriever.documents import CatalogState, IngestResult
+from retriever.embedders import Embedder, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
 from retriever.index.vector_search import VectorSearch
 from retriever.scope import Scope

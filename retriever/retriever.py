@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from retriever.analysis.analyser import analyse_query, question_of
-from retriever.analysis.folding import clean
+from retriever.analysis.spelling import clean
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import IngestResult
-from retriever.documents import DocFilter, Document, Passage, SearchMode
-from retriever.embedders.base import Embedder, Vectors, space_of
+from retriever.chunking import ChunkSettings
+from retriever.documents import DocFilter, Document, IngestResult, Passage, SearchMode
+from retriever.embedders import Embedder, Vectors, space_of
 from retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
 from retriever.index.scope_index import BuildStopped, Stopped
 from retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
@@ -39,7 +39,6 @@ from retriever.search import (
     exact_first,
     reciprocal_rank_fusion,
 )
-from retriever.splitting.chunking import ChunkSettings
 from retriever.sql.database import Database
 
 

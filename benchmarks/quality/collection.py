@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.quality.chunks import Ids
 from kvstitch_tune.prompts import Prompt
 from retriever import Chunk, Document, Retriever, Scope
-from retriever.embedders.base import Embedder
+from retriever.embedders import Embedder
 from service.errors import InvalidRequest
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from retriever import Document, Retriever
-from retriever.readers import joined_readers
+from retriever.scope import joined_readers
 
 Groups = tuple[str, ...]
 SEARCHES = 10  # to every change, however fast the machine is

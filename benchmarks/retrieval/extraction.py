@@ -29,7 +29,7 @@ import httpx
 
 from demo.process import free_port, service
 from kvstitch_tune.environment import describe
-from retriever.readers import View
+from retriever.scope import View
 from service.gateway.auth.keys import KeyStore
 from service.prompt import PREFIX_MODES
 

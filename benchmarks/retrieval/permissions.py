@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
 from kvstitch_tune.environment import describe
 from retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
-from retriever.embedders.base import CountedVectors, Vectors
-from retriever.readers import EVERYTHING, View, joined_readers
+from retriever.embedders import CountedVectors, Vectors
+from retriever.scope import EVERYTHING, View, joined_readers
 
 OUT = Path("benchmarks/results/permissions.json")
 SEED = 0

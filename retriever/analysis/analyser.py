@@ -31,8 +31,7 @@ import icu4py
 from icu4py.breakers import WordBreaker
 
 from retriever.analysis import languages
-from retriever.analysis.folding import CHARACTERS_KEPT, clean, fold
-from retriever.analysis.identifiers import identifiers, written_apart
+from retriever.analysis.spelling import CHARACTERS_KEPT, clean, fold, identifiers, written_apart
 
 _RULES = 1  # count it up with every change of the code that changes a word
 REVISION = hashlib.sha256(

@@ -17,32 +17,28 @@ from sqlalchemy import ColumnElement, and_, func, select
 
 from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries, storing
-from retriever.catalog.catalog_records import (
-    CatalogState,
-    CorpusCounts,
-    IndexChange,
-    IngestResult,
-    WordHits,
-)
 from retriever.catalog.filter_conditions import chunks_matching, conditions
-from retriever.catalog.reading_groups import of_readers, readable
-from retriever.catalog.remembered import SCOPES, SHOWN, WORDS, Remembered
+from retriever.catalog.reading_groups import SCOPES, SHOWN, WORDS, Remembered, of_readers, readable
 from retriever.catalog.storing import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
+from retriever.chunking import ChunkSpan
 from retriever.documents import (
+    CatalogState,
     Chunk,
+    CorpusCounts,
     DocFilter,
     Document,
     DocumentPage,
+    IndexChange,
+    IngestResult,
     StoredDocument,
+    WordHits,
 )
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import DatabaseError, DocumentHidden, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText, Searched
-from retriever.readers import EVERYTHING, View
-from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.splitting.chunking import ChunkSpan
+from retriever.scope import DEFAULT_SCOPE, EVERYTHING, Scope, View
 from retriever.sql.database import Database
 from retriever.sql.expressions import among
 

@@ -20,7 +20,6 @@ from sqlalchemy import (
     select,
 )
 
-from retriever.catalog.catalog_records import CatalogState, IndexChange
 from retriever.catalog.tables import (
     changes,
     chunks,
@@ -31,11 +30,10 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.documents import Chunk, DocumentInfo, Mark
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.documents import CatalogState, Chunk, DocumentInfo, IndexChange, Mark
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords
-from retriever.readers import View
-from retriever.scope import Scope
+from retriever.scope import Scope, View
 from retriever.sql.expressions import Prepared, among
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from retriever.catalog.catalog_records import CatalogState
 from retriever.catalog.queries import current_state, find_scope, words_of
 from retriever.catalog.tables import (
     changes,
@@ -26,11 +25,11 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.documents import Document, canonical_metadata
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.chunking import ChunkSpan
+from retriever.documents import CatalogState, Document, canonical_metadata
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
 from retriever.scope import Scope
-from retriever.splitting.chunking import ChunkSpan
 from retriever.sql.expressions import among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt

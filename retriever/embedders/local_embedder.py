@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from retriever.embedders.base import CountedVectors, Vectors, keep_no_words
+from retriever.embedders import CountedVectors, Vectors, keep_no_words
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderError, EmbedderNotStarted
 

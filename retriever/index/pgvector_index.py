@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import DatabaseError, EmbedderMismatch, IndexMissing
 from retriever.index.index_files import Manifest
 from retriever.index.vector_search import VectorSearch, check_shape

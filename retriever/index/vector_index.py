@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch
 from retriever.index.index_files import (
     Manifest,

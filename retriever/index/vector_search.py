@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import InvalidVectors
 from retriever.index.index_files import Manifest
 from retriever.index.scope_index import Stopped

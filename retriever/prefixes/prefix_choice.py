@@ -25,7 +25,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
 from retriever.catalog.tables import chunks, documents, vectors
 from retriever.documents import Chunk
-from retriever.embedders.base import Vectors
+from retriever.embedders import Vectors
 from retriever.index.vector_search import VectorSearch
 from retriever.prefixes.primer_groups import PrimerGroups
 from retriever.scope import Scope

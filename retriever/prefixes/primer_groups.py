@@ -20,7 +20,7 @@ from sqlalchemy import Select, bindparam, func, select
 from retriever.catalog import queries
 from retriever.catalog.reading_groups import GroupSizes, visible_to
 from retriever.catalog.tables import chunks, documents, primers, vectors
-from retriever.embedders.base import Vectors
+from retriever.embedders import Vectors
 from retriever.scope import Scope
 from retriever.sql.database import Database
 from retriever.sql.expressions import among

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from retriever.readers import ALL_GROUPS, View
+from retriever.scope import ALL_GROUPS, View
 from service.cli.options import WrongArgument
 from service.cli.output import console, emit, table
 from service.gateway.auth.quotas import Limits

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from tokenizers import Tokenizer
 
-from retriever.embedders.base import CountedVectors, Vectors
+from retriever.embedders import CountedVectors, Vectors
 
 
 class HashingEmbedder:

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
+from retriever.boundaries import TokenCounter
 from retriever.catalog.tables import catalog_database
-from retriever.splitting.boundaries import TokenCounter
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, TokenizerCounter, WordCounter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retriever import Document
-from retriever.embedders.base import Vectors
+from retriever.embedders import Vectors
 from retriever.errors import EmbedderError, InvalidDocument
 from retriever.ingest import EmbeddedDocument
 from retriever.scope import DEFAULT_SCOPE

@@ -8,10 +8,10 @@ from itertools import combinations
 import pytest
 
 from retriever import Document, Scope
-from retriever.catalog.catalog_records import CatalogState
-from retriever.catalog.remembered import Remembered
+from retriever.catalog.reading_groups import Remembered
+from retriever.documents import CatalogState
 from retriever.errors import DocumentHidden, InvalidDocument
-from retriever.readers import EVERYTHING, View, joined_readers
+from retriever.scope import EVERYTHING, View, joined_readers
 from tests.postgresql_server import DATABASES
 from tests.retriever.conftest import OpenRetriever
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
+from retriever.boundaries import TokenCounter
 from retriever.errors import EmbedderMismatch, InvalidQuery, NotOpen
 from retriever.filters import parse_filter
 from retriever.index.vector_index import VectorIndex
-from retriever.splitting.boundaries import TokenCounter
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstitch_oidc.identity_settings import IdentitySettings
-from retriever.readers import EVERYTHING, View, is_group
+from retriever.scope import EVERYTHING, View, is_group
 from service.errors import InvalidToken
 from service.gateway.auth.access import Identity
 from service.gateway.auth.quotas import Limits

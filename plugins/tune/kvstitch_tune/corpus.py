@@ -24,9 +24,9 @@ from kvstitch_tune.prompts import Prompt
 from retriever import Chunk, Document, PrefixKind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.chunking import ChunkSpan
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import DatabaseError
-from retriever.splitting.chunking import ChunkSpan
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
 from service.messages.requests import ChunkTokens

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retriever import Chunk, ChunkSettings, Passage
-from retriever.readers import EVERYBODY
+from retriever.scope import EVERYBODY
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.answers.attributor import asking_for_marks
 from service.gateway.answers.forms import AnswerForms

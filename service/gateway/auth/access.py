@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from retriever.readers import EVERYTHING, View
+from retriever.scope import EVERYTHING, View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
 from service.gateway.auth.keys import KEY_PREFIX, KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits, Quotas

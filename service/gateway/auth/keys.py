@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, select
 
-from retriever.readers import EVERYTHING, GROUP_RULE, View, is_group
+from retriever.scope import EVERYTHING, GROUP_RULE, View, is_group
 from retriever.sql.expressions import Prepared
 from service.errors import DatabaseUnavailable, InvalidRequest, NotFound
 from service.gateway.auth.quotas import Limits

@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from retriever.embedders.base import keep_no_words
+from retriever.embedders import keep_no_words
 from service.errors import ModelRefused
 from service.gateway.prompts.detokenizer import TokenPieces
 from service.gateway.prompts.model_folder import ModelFolder

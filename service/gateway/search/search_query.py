@@ -18,8 +18,7 @@ from retriever.errors import (
     Unreachable,
 )
 from retriever.filters import MATCH_ALL
-from retriever.readers import joined_readers
-from retriever.scope import DEFAULT_SCOPE
+from retriever.scope import DEFAULT_SCOPE, joined_readers
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import (
     DatabaseUnavailable,

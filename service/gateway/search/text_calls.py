@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvstitch.records.answers import RerankedText, Reranking, RerankResult, RerankUsage
 from retriever import Embedder
-from retriever.embedders.base import space_of
+from retriever.embedders import space_of
 from retriever.errors import RerankerError, RetrieverError
 from service.errors import (
     InvalidRequest,

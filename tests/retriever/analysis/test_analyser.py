@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.analysis.analyser import analyse_query, analyse_text
-from retriever.analysis.folding import clean, fold
-from retriever.analysis.identifiers import identifiers
+from retriever.analysis.spelling import clean, fold, identifiers
 
 FOUND = [
     ("Die Straße ist gesperrt", "STRASSE"), ("Straßenbahn fährt", "straßenbahn"),

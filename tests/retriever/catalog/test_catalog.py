@@ -9,13 +9,12 @@ import pytest
 
 from retriever.analysis.analyser import analyse_query
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import IngestResult
-from retriever.documents import DocFilter, Document, document_revision
+from retriever.chunking import ChunkSettings, ChunkSpan
+from retriever.documents import DocFilter, Document, IngestResult, document_revision
 from retriever.embedders import space_of
 from retriever.errors import InvalidQuery
 from retriever.filters import parse_filter
 from retriever.scope import Scope
-from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 

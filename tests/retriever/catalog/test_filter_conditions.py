@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
+from retriever.chunking import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
-from retriever.embedders.base import EmbeddingSpace
+from retriever.embedders import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
-from retriever.splitting.chunking import ChunkSpan
 from tests.postgresql_server import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)

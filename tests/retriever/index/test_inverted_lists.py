@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import IndexCorrupt
 from retriever.index.scope_index import RECALL, BuildStopped, build
 from retriever.index.vector_index import VectorIndex

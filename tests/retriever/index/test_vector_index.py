@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing
 from retriever.index.vector_index import VectorIndex
 from retriever.scope import Scope

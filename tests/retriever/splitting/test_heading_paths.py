@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from retriever import Document, Mark
-from retriever.embedders.base import Vectors
-from retriever.splitting.chunking import ChunkSpan
-from retriever.splitting.heading_paths import MAX_PATH_CHARS, heading_paths
+from retriever.chunking import ChunkSpan
+from retriever.embedders import Vectors
+from retriever.ingest import MAX_PATH_CHARS, heading_paths
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 

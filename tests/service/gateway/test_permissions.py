@@ -19,7 +19,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 import service.gateway.http.routes
-from retriever.readers import View
+from retriever.scope import View
 from service.messages.requests import Generate, Precompute, Purge
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker

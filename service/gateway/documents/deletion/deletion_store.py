@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from kvstitch.records.documents import Receipt
-from retriever.readers import EVERYBODY
+from retriever.scope import EVERYBODY
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents import membership
 from service.gateway.documents.chunk_kv import ChunkKV

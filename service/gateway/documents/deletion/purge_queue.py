@@ -27,7 +27,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from retriever import Scope
-from retriever.catalog.catalog_records import CatalogState
+from retriever.documents import CatalogState
 from retriever.sql.database import Database
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from kvstitch.records.documents import OPEN_STATES
-from retriever.readers import View
+from retriever.scope import View
 from retriever.sql.expressions import among
 from service.gateway.documents.jobs.job_database import (
     FREE,

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from retriever import Scope
-from retriever.readers import EVERYBODY, EVERYTHING, View
+from retriever.scope import EVERYBODY, EVERYTHING, View
 
 NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from kvstitch.records.documents import OPEN_STATES, DocumentWarning
 from retriever import Scope
-from retriever.readers import EVERYBODY, EVERYTHING, View
+from retriever.scope import EVERYBODY, EVERYTHING, View
 from retriever.sql.expressions import among
 from service.errors import DatabaseUnavailable
 from service.gateway.documents.jobs.document_queue import UnfinishedDocuments

@@ -20,7 +20,7 @@ from kvstitch.records.documents import (
     StoredChunk,
 )
 from retriever import DocFilter, DocumentInfo, Scope
-from retriever.readers import groups_of
+from retriever.scope import groups_of
 from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.document_service import no_document
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retriever.embedders.base import Vectors
+from retriever.embedders import Vectors
 from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL
 from service.gateway.documents.document_service import PURGE_S
 from service.messages.requests import ChunkTokens, Precompute, Purge

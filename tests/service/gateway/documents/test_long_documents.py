@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retriever import Document
-from retriever.embedders.base import Vectors
+from retriever.embedders import Vectors
 from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.search import async_retriever
 from tests.fakes.models import HashingEmbedder

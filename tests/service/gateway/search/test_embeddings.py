@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from retriever import EndpointEmbedder
-from retriever.embedders.base import CountedVectors
+from retriever.embedders import CountedVectors
 from service.gateway.search.text_calls import BATCH_TEXTS, MAX_CALLS
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint

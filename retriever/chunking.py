@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from retriever.boundaries import TextBoundaries, TokenCounter, TokenStarts
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.splitting.boundaries import TextBoundaries, TokenCounter, TokenStarts
 
 # Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]

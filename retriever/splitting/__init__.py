@@ -1,1 +1,0 @@
-"""Cuts the text of a document into chunks."""
