@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
+from retriever import boundaries
 from retriever.boundaries import WINDOW, TokenCounter, is_inside_character
 from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.splitting import boundaries
 from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
