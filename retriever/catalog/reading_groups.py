@@ -1,4 +1,4 @@
-"""Reading groups: documents of the same readers (readers.py), in the catalog.
+"""Reading groups: documents of the same readers (scope.py), in the catalog.
 
 what a view shows    found by the readers that there are in a scope, of which there are few
 KV of a chunk        behind others it has seen them, so a chunk stands only behind chunks of

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from retriever.embedders import LocalEmbedder, local_embedder, short_text
+from retriever.embedders import local_embedder, short_text
+from retriever.embedders.local_embedder import LocalEmbedder
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 
