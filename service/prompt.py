@@ -86,23 +86,18 @@ class PromptFormat:
 
     Attributes:
         system: The system prompt S.
-        document: Template of a document, with {title} and {text}.
-        question: Template of the question, with {question}.
+        document, question: Templates, with {title} and {text}, and with {question}.
         answer: Template of an earlier answer in a conversation, with {answer}. Empty: the answer
             and then what ends one, the first stop string or a blank line.
         answer_prefix: The words that every answer begins with, e.g. "The answer is". They are the
             end of the prompt, behind the question, and of the answer's text its beginning.
-        chunk_tokens: Longest chunk of a document, in tokens.
-        top_k: Passages per answer.
         passage_order: Where the best of the passages that a search has found stands in the prompt:
             best_first, or best_last, next to the question. Small models read best what they have
             read last.
-        max_tokens: Tokens per answer.
         prefix_mode: What a chunk attends to when it is precomputed: nothing (none), BOS (bos), BOS
             that stays in the prompt (bos_keep), the system prompt (system), or the system prompt
             and other chunks of the collection: the same ones for a group (primer, which was closest
             to full prefill on every chat model that was measured), or the nearest (neighbours).
-        stop: Strings that end an answer.
         bos: The token that starts a prompt. Empty: the tokenizer's own; None: none.
     """
 

@@ -40,12 +40,8 @@ class Form:
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """A form's grammar.
-
-    Attributes:
-        grammar: In llguidance's form.
-        unheld: Keywords of its schemas that answers may violate, and where they stand.
-    """
+    """A form's grammar, in llguidance's form; `unheld` are the keywords of its schemas that answers
+    may violate, and where they stand."""
 
     grammar: str
     unheld: list[str] = field(default_factory=list)

@@ -78,10 +78,8 @@ class TooBusy(Exception):
 class GrammarProcesses:
     """The processes of one model's grammars; the first grammar starts them. For any thread.
 
-    Args:
-        tokenizer: The model's tokenizer.json.
-        vocabulary: Length of its logits; 0: as tokenizer.json has it.
-        end_ids: Tokens that end an answer; none: as tokenizer.json has it.
+    `vocabulary`, the length of the model's logits, and `end_ids`, which end an answer, are as
+    tokenizer.json has them where they are not given.
     """
 
     def __init__(self, tokenizer: Path, vocabulary: int = 0, end_ids: Collection[int] = ()) -> None:
@@ -172,12 +170,7 @@ class GrammarProcesses:
 
 
 class FollowedGrammar:
-    """One answer's grammar, followed by its process.
-
-    Args:
-        processes: Where it is followed.
-        grammar: In llguidance's form.
-    """
+    """One answer's grammar, in llguidance's form, followed by its process."""
 
     def __init__(self, processes: GrammarProcesses, grammar: str) -> None:
         self._connection = processes.open()

@@ -43,11 +43,7 @@ class AnswerGroup:
     answers: list[AnswerStream] = field(default_factory=list)
 
     async def events(self) -> AsyncGenerator[NumberedEvent, None]:
-        """The events of all answers as they come.
-
-        Raises:
-            KvstitchError: One of them failed; the others are given up.
-        """
+        """The events of all answers as they come; if one raises, the others are given up."""
         if len(self.answers) == 1:
             async with aclosing(self.answers[0].events()) as events:
                 async for event in events:
@@ -133,8 +129,7 @@ class AnswerService:
         """Prepare answers; nothing is generated before their events are read.
 
         Raises:
-            InvalidRequest: A request is wrong (or one of its subclasses).
-            NotFound: A named document is not stored.
+            InvalidRequest, NotFound: A request is wrong, or a document that it names is not stored.
             Overloaded: Too many requests are in flight.
             WorkerUnavailable: The worker or the index is not ready.
             DeadlineExceeded: The deadline passed meanwhile.
@@ -174,12 +169,8 @@ class AnswerService:
         return opened
 
     async def explain(self, request: GenerateRequest, call: CallContext) -> Explanation:
-        """Say what an answer would take. Nothing is generated, and no chunk is moved.
-
-        Raises:
-            InvalidRequest: The request asks for a stream, or as in `open`.
-            NotFound, Overloaded, WorkerUnavailable, DeadlineExceeded: As in `open`.
-        """
+        """Say what an answer would take. Nothing is generated, and no chunk is moved. Raises as
+        `open`, and InvalidRequest for a stream."""
         if request.stream:
             raise InvalidRequest(
                 "stream: an explanation comes in one piece, leave stream out", field="stream"

@@ -1,10 +1,8 @@
 """Attributes an answer's sentences to the passages of its prompt.
 
-Marks that the model wrote, [2], say where a sentence is from. Without one, it is the passage that
-shares most of the sentence's words, if it shares enough. What is found goes into the response.
-
-Marks in the text, [1] or [2, 3], name passages. The model is asked for them in Q, which lists the
-passages: S and the documents are the same for every question, so that their stored KV serves all.
+Marks that the model wrote, [2] or [2, 3], say where a sentence is from. Without one, it is the
+passage that shares most of the sentence's words, if it shares enough. The model is asked for marks
+in Q, which lists the passages: the KV of S and the documents serves every question.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from kvstitch.records.answers import Answer, Attribution, Citation
+from kvstitch.records.answers import Answer, Attribution
 from service.gateway.answers.support import Support, SupportScorer, sentences
 from service.gateway.answers.validation import AnswerPlan
 from service.prompt import Turn
@@ -64,20 +62,15 @@ def asking_for_marks(turns: Sequence[Turn], titles: Sequence[str]) -> list[Turn]
     """
     out = list(turns)
     last = max(number for number, turn in enumerate(out) if turn.role == "user")
-    if titles:
-        out[last] = replace(out[last], text=f"{out[last].text}\n\n{_request(titles)}")
-    return out
-
-
-def _request(titles: Sequence[str]) -> str:
-    listed = "\n".join(
-        f"[{number}] {title[:TITLE_CHARS]}" for number, title in enumerate(titles, 1)
-    )
-    return (
+    listed = "\n".join(f"[{n}] {title[:TITLE_CHARS]}" for n, title in enumerate(titles, 1))
+    request = (
         f"These are the documents above, in their order:\n{listed}\n"
         "End every sentence of your answer with the number of the document that it is from, "
         "written like this: [1]."
     )
+    if titles:
+        out[last] = replace(out[last], text=f"{out[last].text}\n\n{request}")
+    return out
 
 
 MIN_SUPPORT = 0.4
@@ -121,9 +114,7 @@ def attribute(
     """Attribute an answer. Takes time in proportion to the text of all passages.
 
     Args:
-        answer: Its text.
         passages: (title, text) of each, in the order of the prompt.
-        question: What was asked.
         begun: The words with which the prompt has begun the answer; no passage supports them.
         marked: Whether the model was asked to write marks.
     """
@@ -159,15 +150,8 @@ def _supporting(scores: Sequence[Support]) -> list[int]:
 
 
 async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
-    """Say which passages support which sentences, as far as the request asks for it.
-
-    An answer in a given form, such as JSON, has no sentences.
-
-    Args:
-        result: Gets warnings.
-        plan: Of the answer.
-        begun: The words with which the prompt has begun the answer.
-    """
+    """Say which passages support which sentences, as far as the request asks for it; an answer in a
+    given form, such as JSON, has none. `begun` are the words with which the prompt has begun it."""
     request = plan.request
     if request.guided is not None or not (request.attribute or request.cite != "none"):
         return result
@@ -197,20 +181,17 @@ async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
         )
         for span, sentence in zip(spans, found.sentences, strict=True)
     ]
-    citations = [_with_quote(c, found.quotes.get(c.index)) for c in result.citations]
+    citations = []
+    for each in result.citations:
+        if (best := found.quotes.get(each.index)) is None:
+            citations.append(replace(each, used=False))
+            continue
+        quote = {
+            "quote_start": each.char_start + best.quote.start,
+            "quote_end": each.char_start + best.quote.stop,
+        }
+        citations.append(replace(each, used=True, support=round(best.score, 4), **quote))
     if found.unknown_marks:
         numbers = ", ".join(f"[{n}]" for n in dict.fromkeys(found.unknown_marks))
         result.warnings.append(f"the answer's marks {numbers} name no passage")
     return replace(result, text=text, attributions=attributions, citations=citations)
-
-
-def _with_quote(citation: Citation, best: Support | None) -> Citation:
-    if best is None:
-        return replace(citation, used=False)
-    return replace(
-        citation,
-        used=True,
-        support=round(best.score, 4),
-        quote_start=citation.char_start + best.quote.start,
-        quote_end=citation.char_start + best.quote.stop,
-    )

@@ -16,6 +16,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -109,11 +110,7 @@ REMEMBERED_REFUSALS, REFUSED_FOR_S = 4096, 600.0
 
 
 class AnswerForms:
-    """The forms of one gateway's answers.
-
-    Args:
-        processes: Of the model's grammars; closed with this.
-    """
+    """The forms of one gateway's answers; `processes` are closed with this."""
 
     def __init__(self, processes: GrammarProcesses) -> None:
         self._processes = processes
@@ -159,13 +156,11 @@ class AnswerForms:
         raise InvalidRequest(f"{field} is not valid or not supported: {why}", field=field)
 
     async def _write(self, form: Form, tenant: str) -> WrittenForm:
+        write = self._processes.write
         try:
-            try:
-                return await self._quick.run(
-                    tenant, lambda: self._processes.write(form, quickly=True)
-                )
-            except TakesTooMuch:
-                return await self._slow.run(tenant, lambda: self._processes.write(form))
+            with suppress(TakesTooMuch):
+                return await self._quick.run(tenant, lambda: write(form, quickly=True))
+            return await self._slow.run(tenant, lambda: write(form))
         except TooBusy as error:
             raise Overloaded(str(error), retry_after_s=RETRY_S) from None
 
@@ -183,12 +178,7 @@ class AnswerForms:
             self._refused.popitem(last=False)
 
     async def check(self, plan: AnswerPlan, result: Answer) -> None:
-        """Add to the warnings what of its schema an answer was not held to, and whether it matches.
-
-        Args:
-            plan: Of the answer: what it had to be, and as what it was held.
-            result: The whole answer.
-        """
+        """Add to the warnings what of its schema an answer was not held to, and whether it matches."""
         guided, form = plan.request.guided, plan.form
         if guided is None or form is None or not form.unheld:
             return

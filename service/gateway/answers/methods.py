@@ -33,13 +33,7 @@ BUILT_IN = "built-in"
 
 
 class DefaultMethods:
-    """The service's defaults: built in, or found by `kvstitch tune`.
-
-    Args:
-        given: the settings as they were set, without what a calibration adds.
-        calibration: what `kvstitch tune` found; None: it was not run for this model.
-        fmt: the prompt format that is served.
-    """
+    """The service's defaults: built in, as they were set (`given`), or found by `kvstitch tune`."""
 
     def __init__(self, given: Settings, calibration: Calibration | None, fmt: PromptFormat) -> None:
         self._given = given
@@ -48,14 +42,8 @@ class DefaultMethods:
         self._told = False
 
     def chosen(self, request: Choices, ready: Ready) -> tuple[Method, Method | None]:
-        """Return the fusion and the eviction method of a request, with all their parameters.
-
-        Raises:
-            NotCalibrated: It leaves the choice to the service, and nothing was measured.
-            UnknownMethod: The worker has no such method.
-            InvalidRequest: A parameter is wrong, the methods cannot be combined, or a profile
-                chooses them already.
-        """
+        """Return the fusion and the eviction method of a request, with all their parameters; raises
+        NotCalibrated, UnknownMethod, or InvalidRequest of what does not go together."""
         for name in ("fusion", "eviction"):
             if request.profile is not None and getattr(request, name) is not None:
                 raise InvalidRequest(

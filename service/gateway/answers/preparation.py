@@ -112,16 +112,11 @@ class RequestPreparer:
     async def prepare(
         self, plan: AnswerPlan, *, traceparent: str = "", prefetch: bool = True
     ) -> None:
-        """Complete a plan.
+        """Complete a plan; raises what only a search or the tokenizer can find out.
 
         Args:
             traceparent: The span that the worker's spans belong to; empty: none.
             prefetch: Whether the worker may bring chunks closer while a long question is encoded.
-
-        Raises:
-            InvalidRequest: What only a search or the tokenizer can find out.
-            PromptTooLong: The prompt does not fit into the model's context.
-            NotFound: A named document is not stored.
         """
         plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
         joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)

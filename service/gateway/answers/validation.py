@@ -134,14 +134,7 @@ class RequestValidator:
         self._settings = settings
 
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
-        """Make every check that takes no time.
-
-        Raises:
-            InvalidRequest: A field is wrong; the error names it.
-            BoundToAdapter: The API key is bound to another adapter.
-            NotCalibrated: The service is to choose a method, and nothing was measured.
-            WorkerUnavailable: The worker or the index is not ready.
-        """
+        """Make every check that takes no time; raises as `AnswerService.open`."""
         _check_fields(request)
         ready = self._worker.require()
         max_context, inline, sent = ready.model.max_context, request.inline_documents, request.turns

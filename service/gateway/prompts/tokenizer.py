@@ -39,7 +39,6 @@ class ServingTokenizer:
     """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
 
     Args:
-        folder: The model folder.
         bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
 
     Raises:
@@ -47,8 +46,6 @@ class ServingTokenizer:
 
     Attributes:
         revision: Changes when texts may have other ids, or other numbers of them.
-        bos: The token that starts a prompt, None if there is none.
-        bos_text: The same as text.
         piece: Text and bytes of single tokens.
         added_texts: Texts that a template's encoding makes single tokens of.
     """
@@ -106,9 +103,8 @@ class ServingTokenizer:
         then contribute an added token is each part encoded by itself.
         """
         parts = split_template(template, user_text)
-        whole = self._obey(
-            "".join(text if name is None else user_text[name] for name, text in parts)
-        )
+        written = "".join(text if name is None else user_text[name] for name, text in parts)
+        whole: list[int] = self._obeying.encode(written, add_special_tokens=False).ids
         if not user_text:
             return whole
         template_ids = [self._obey_part(text) for name, text in parts if name is None]

@@ -73,9 +73,8 @@ class PlainToolConversation:
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         """Return Q of a normalised conversation, to stand behind documents."""
         written = self._as_text(turns, tools)
-        return WrittenText(
-            self.plain.template(tuple(turn.role for turn in written)), _texts(written)
-        )
+        template = self.plain.template(tuple(turn.role for turn in written))
+        return WrittenText(template, _texts(written))
 
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
         """Return the whole prompt of one without documents; None: it is S and `question`."""
@@ -241,19 +240,13 @@ def _going_on(turns: Sequence[Turn]) -> str:
     return f"{{t{len(turns) - 1}}}" if turns[-1].role == "assistant" else ""
 
 
-ToolConversation = PlainToolConversation | TemplateToolConversation
-
-
 def tool_conversation(
     plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
-) -> ToolConversation:
+) -> PlainToolConversation | TemplateToolConversation:
     """Choose how conversations with tools are written for the model of a folder."""
     source = None if folder.has_own_format else folder.chat_template(tools=True)
-    chosen = FORMS.get(form)
-    if source is None:
-        return PlainToolConversation(chosen or HERMES, plain, None)
-    template = ChatTemplate(source, folder)
-    if not template.takes_tools:
+    template, chosen = ChatTemplate(source, folder) if source else None, FORMS.get(form)
+    if template is None or not template.takes_tools:
         return PlainToolConversation(chosen or HERMES, plain, template)
     return TemplateToolConversation(chosen or form_of(source), template, added_texts)
 

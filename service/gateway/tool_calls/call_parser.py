@@ -76,17 +76,8 @@ _NO_CALL = "what began like a tool call is none, and stays text"
 
 
 class CallParser:
-    """Parses one answer.
-
-    Args:
-        form: In which the model writes calls.
-        tools: That it may call.
-        early: Pass on calls before they are complete.
-
-    Attributes:
-        answer: What was passed on so far.
-        warnings: For the client.
-    """
+    """Parses one answer: `answer` is what was passed on so far, `early` of calls before they are
+    complete; `warnings` are for the client."""
 
     def __init__(self, form: ToolForm, tools: ToolSet, *, early: bool) -> None:
         self._form = form

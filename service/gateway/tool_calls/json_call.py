@@ -86,12 +86,8 @@ class CallReader:
 
     def _follow(self, char: str) -> None:
         if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._in_string = False
+            self._in_string = char != '"' or self._escaped
+            self._escaped = char == "\\" and not self._escaped
         elif char == '"':
             self._in_string = True
         elif char in _OPENS:
@@ -149,11 +145,8 @@ def is_object(text: str) -> bool:
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """Return what there is of an object whose JSON text was cut short or is wrong.
-
-    Returns:
-        Its fields as far as they go; of what is not the beginning of an object the text itself.
-    """
+    """Return the fields, as far as they go, of an object whose JSON text was cut short or is wrong;
+    of what is not the beginning of an object the text itself."""
     try:
         found = from_json(text, allow_partial="trailing-strings")
     except ValueError:

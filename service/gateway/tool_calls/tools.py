@@ -26,13 +26,7 @@ NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that an answer may call.
-
-    Attributes:
-        name: Of letters, digits, `_`, `.` and `-`.
-        description: What it does; empty: not told.
-        parameters: JSON schema of the object that it takes; None: not told.
-    """
+    """A function that an answer may call; `parameters` is the JSON schema of what it takes."""
 
     name: str
     description: str = ""
@@ -50,14 +44,8 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolSet:
-    """The tools of a request, and how the answer may use them.
-
-    Attributes:
-        tools: At least one.
-        choice: `auto`: the model decides; `required`: it must call one.
-        named: The only one that it must call; None: any.
-        parallel: Whether it may call several at once.
-    """
+    """The tools of a request, at least one; the answer calls the one that is `named`, some where
+    they are `required`, and several at once if that may be `parallel`."""
 
     tools: tuple[Tool, ...]
     choice: Literal["auto", "required"] = "auto"
@@ -89,7 +77,6 @@ class ToolForm:
     """A form in which models write calls.
 
     Attributes:
-        name: Its name in settings.
         opens: Text before calls; empty: a call is the whole answer.
         closes: Text after calls; empty: nothing.
         arguments: Name of the field that holds the arguments.
@@ -142,11 +129,8 @@ def form_of(template: str | None) -> ToolForm:
         return HERMES
     if MISTRAL.opens in template:
         return MISTRAL
-    if HERMES.opens in template:
-        return HERMES
-    if '"parameters":' in template or "python_tag" in template:
-        return LLAMA3_JSON
-    return HERMES
+    teaches_json = '"parameters":' in template or "python_tag" in template
+    return LLAMA3_JSON if teaches_json and HERMES.opens not in template else HERMES
 
 
 def template_id(id: str, form: ToolForm) -> str:
