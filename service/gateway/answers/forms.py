@@ -178,7 +178,7 @@ class AnswerForms:
             self._refused.popitem(last=False)
 
     async def check(self, plan: AnswerPlan, result: Answer) -> None:
-        """Add to the warnings what of its schema an answer was not held to, and whether it matches."""
+        """Warn of what an answer was not held to of its schema, and say whether it matches."""
         guided, form = plan.request.guided, plan.form
         if guided is None or form is None or not form.unheld:
             return
