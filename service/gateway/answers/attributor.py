@@ -186,11 +186,14 @@ async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
         if (best := found.quotes.get(each.index)) is None:
             citations.append(replace(each, used=False))
             continue
-        quote = {
-            "quote_start": each.char_start + best.quote.start,
-            "quote_end": each.char_start + best.quote.stop,
-        }
-        citations.append(replace(each, used=True, support=round(best.score, 4), **quote))
+        quoted = replace(
+            each,
+            used=True,
+            support=round(best.score, 4),
+            quote_start=each.char_start + best.quote.start,
+            quote_end=each.char_start + best.quote.stop,
+        )
+        citations.append(quoted)
     if found.unknown_marks:
         numbers = ", ".join(f"[{n}]" for n in dict.fromkeys(found.unknown_marks))
         result.warnings.append(f"the answer's marks {numbers} name no passage")
