@@ -1,11 +1,5 @@
-"""Ada-PyramidKV: layers share the budget as in PyramidKV, the heads of a layer as in Ada-KV.
-
-AdaKV's public code computes the layers' sizes once, from the first prompt; here they are computed
-for every prompt.
-
-Source:
-    docs/specification.md §2.5; Feng et al. 2024.
-"""
+"""Ada-PyramidKV: layers share the budget as in PyramidKV, computed for every prompt, and the heads
+of a layer as in Ada-KV (docs/specification.md §2.5; Feng et al. 2024)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
-"""Ada-SnapKV: the heads of a layer share its budget by need.
+"""Ada-SnapKV: the best kv_heads · b pooled scores of all heads together show how many entries each
+head would win; a head gets (1-α) times its wins plus α·b, rounded by largest remainder over the
+layer (the paper's code floors and drifts from the budget). Scores are not normalised per head.
 
-With a mean budget of b entries, the best kv_heads · b pooled scores of all heads together show how
-many entries each head would win. A head gets (1-α) times its wins plus α·b. These are exact numbers
-until the end and then rounded by largest remainder; the paper's code floors α·b and rounds, which
-drifts from the budget. Scores are not normalised per head, as in AdaKV's setting. Heads hold as
-much memory as they have entries; nothing is padded.
-
-Source:
-    docs/specification.md §2.5; Feng et al. 2024 (AdaKV).
+Source: docs/specification.md §2.5; Feng et al. 2024 (AdaKV).
 """
 
 from __future__ import annotations

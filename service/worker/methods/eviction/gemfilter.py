@@ -1,15 +1,9 @@
-"""GemFilter: an early layer picks the tokens that are worth a full prefill.
+"""GemFilter: at layer r the last query's raw logits are summed over query heads and mean-pooled;
+the best B tokens become a prompt of their own at positions 0..B-1, which is prefilled in full.
+Already the first answer token comes from it, so the fusion method's work only serves to choose. The
+pool pads with zeros, as the public code does.
 
-At layer r the last query's raw logits (after RoPE, without scale and softmax) are summed over query
-heads and mean-pooled. The best B tokens become a prompt of their own at positions 0..B-1, and a
-full prefill of this prompt follows. So a filled cache is not compacted: already the first answer
-token comes from the shorter prompt, and the work of the fusion method only serves to choose the
-tokens. Any fusion method can come before it: layer r's query and keys are what that method
-computed. The pool pads with zeros, which favours tokens at the edges where logits are negative; the
-public code does the same.
-
-Source:
-    docs/specification.md §2.7; Shi et al. 2024.
+Source: docs/specification.md §2.7; Shi et al. 2024.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""H2O: keeps heavy hitters, the keys whose attention weights have the largest sum over all queries.
+"""H2O: keeps heavy hitters, the keys whose attention weights have the largest sum over the queries
+of rows that the fusion method computed (mean over a KV head's query heads), and the `recent` last.
+The original also splits its budget in halves and evicts during decode, which is left out.
 
-This is the variant of the public re-implementation: sums over the prompt's queries, the mean over
-the query heads of a KV head, no pooling, the `recent` last tokens, one eviction after prefill. Two
-things of the original are left out: its split of the budget into half heavy hitters and half recent
-tokens, and its eviction during decode (generated tokens are never evicted here). The sums favour
-early tokens, because more queries see them.
-
-Only rows that the fusion method computed at a layer have queries there: all rows in a full prefill,
-the question and the recomputed rows otherwise.
-
-Source:
-    docs/specification.md §2.2; Zhang et al. 2023.
+Source: docs/specification.md §2.2; Zhang et al. 2023.
 """
 
 from __future__ import annotations

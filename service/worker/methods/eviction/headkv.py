@@ -1,13 +1,9 @@
-"""HeadKV-R and HeadKV-R2: heads that retrieve keep more.
+"""HeadKV-R and HeadKV-R2: of a mean budget b a query head gets b - b/β entries, and a share of the
+pool of all b/β by a score that is measured once per model (`kvstitch tune`); a KV head gets the
+mean of its query heads. Rounded by largest remainder over all layers and heads, where the public
+code overspends.
 
-With a mean budget of b entries, a query head gets b - b/β entries, and a share of one pool into
-which every head of every layer puts b/β. The share is by a score that is measured once per model
-(`kvstitch tune`). A KV head gets the mean of its query heads. These are exact
-numbers until the end, as in the paper's text, and then rounded by largest remainder over all layers
-and heads. (The public code floors b/β, uses B instead of b, and overspends by the window.)
-
-Source:
-    docs/specification.md §2.6; Fu et al. 2024.
+Source: docs/specification.md §2.6; Fu et al. 2024.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""PyramidKV: lower layers keep more.
+"""PyramidKV: entries for unprotected tokens fall linearly from 2b - ⌊b/β⌋ at layer 0 to ⌊b/β⌋ at
+the last layer, with mean b, rounded by largest remainder (the public code overspends).
 
-The entries for unprotected tokens fall linearly from 2b - ⌊b/β⌋ at layer 0 to ⌊b/β⌋ at the last
-layer, with mean b. The public code floors the step between layers and overspends (by 4.6 % at
-budget 128 of 32 layers). Here the line is rounded by largest remainder, so the sum over layers is
-exact.
-
-Source:
-    docs/specification.md §2.4; Cai et al. 2024.
+Source: docs/specification.md §2.4; Cai et al. 2024.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""SnapKV: keeps the tokens that the last prompt queries attend to.
-
-Source:
-    docs/specification.md §2.3; Li et al. 2024.
-"""
+"""SnapKV: keeps the tokens that the last prompt queries attend to (docs/specification.md §2.3; Li
+et al. 2024)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""StreamingLLM: keeps attention sinks (the first tokens) and the most recent tokens.
+"""StreamingLLM: keeps attention sinks (the first tokens) and the most recent tokens, at their
+original positions, as in public re-implementations; the paper renumbers them for endless streams.
 
-Entries keep their original positions, as in the public re-implementations. The paper instead
-renumbers the kept entries 0..B-1 and rotates their keys again, so that a stream may grow beyond the
-model's context. A prompt here never grows beyond it, so this is not offered.
-
-Source:
-    docs/specification.md §2.1; Xiao et al. 2023.
+Source: docs/specification.md §2.1; Xiao et al. 2023.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""A3: recomputes the document tokens that the question attends to most at one early layer.
+"""A3: recomputes the document tokens that the question attends to most at one early layer. Rows up
+to `selection_layer` are all computed, so what is ranked there is exact; behind it only the chosen
+rows and the question are, whose KV overwrites the cached one.
 
-    layers < selection_layer   all rows, full attention: the next layer's inputs are exact
-    selection_layer            keys and values of all rows (exact); document tokens are ranked by
-                               the attention that the question pays them; the best ⌊ratio · n⌋ and
-                               the question continue
-    layers > selection_layer   only those rows, whose KV overwrites the cached one
-
-The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with exact layers
-0..selection_layer, which is more than plain PIE.
-
-Source:
-    docs/specification.md §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion".
+Source: docs/specification.md §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion".
 """
 
 from __future__ import annotations

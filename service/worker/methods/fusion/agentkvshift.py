@@ -1,17 +1,11 @@
-"""AgentKVShift: recomputes a few rows, and shifts the others by what these were wrong by.
+"""AgentKVShift: all rows up to layer 1; then the tokens whose stored keys or values deviate most
+there (⌊ratio · |D|⌋ probes) and the question. Every other token of a document is shifted by w ·
+(mean over its document's probes of fresh - stored), w being its own deviation at layer 1, at most
+1.
 
-    layer 0         all rows: the next layer's inputs are exact
-    layer 1         keys and values of all rows (exact). The tokens whose stored keys deviate most,
-                    and those whose values do, are the probes: ⌊ratio · |D|⌋ in all
-    layers >= 2     the probes and the question. Every other token of a document is shifted by
-                    w · (mean over the document's probes of fresh - stored), keys by the mean of the
-                    key probes, values by that of the value probes; w is the token's own deviation
-                    at layer 1, at most 1
-
-Source:
-    docs/specification.md §1.10; "AgentKVShift", arXiv 2607.21604, of which only notes could be
-    read. What is not said: keys are shifted before RoPE; deviation is relative to the stored
-    vector's length over all heads; probes are taken from both rankings in turn.
+Source: docs/specification.md §1.10; "AgentKVShift", arXiv 2607.21604, of which only notes could be
+read. What is not said: keys are shifted before RoPE; deviation is relative to the stored vector's
+length over all heads; probes are taken from both rankings in turn.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""CacheBlend: recomputes the document tokens whose stored KV deviates most from the exact one.
+"""CacheBlend: recomputes the document tokens whose stored KV is farthest from the exact one, which
+is computed for all rows up to `check_layer`. With a `schedule`, the paper's gradual filtering, the
+remaining rows are ranked again at as many layers as it has entries.
 
-    layers < check_layer   all rows, full attention: the next layer's inputs are exact
-    check_layer            keys and values of all rows (exact); document tokens are ranked by their
-                           distance from the stored ones; the best ⌊ratio · n⌋ and the question
-                           continue
-    layers > check_layer   only those rows, whose KV overwrites the cached one
-
-With a `schedule` this is the paper's gradual filtering: for as many layers as the schedule has
-entries, the remaining rows are ranked again by their deviation at that layer.
-
-Source:
-    docs/specification.md §1.3; Yao et al. 2024.
+Source: docs/specification.md §1.3; Yao et al. 2024.
 """
 
 from __future__ import annotations

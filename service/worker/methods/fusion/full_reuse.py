@@ -1,8 +1,5 @@
-"""FullReuse: cached keys keep the positions at which they were precomputed.
-
-Source:
-    docs/specification.md §1.1.
-"""
+"""FullReuse: cached keys keep the positions at which they were precomputed (docs/specification.md
+§1.1)."""
 
 from __future__ import annotations
 

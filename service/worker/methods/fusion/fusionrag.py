@@ -1,16 +1,9 @@
-"""FusionRAG: recomputes what the question attends to in the last layer.
+"""FusionRAG: recomputes what the question attends to in the last layer of a pass over the stitched
+cache. The paper's offline step, to let every chunk see its neighbours before it is stored, is the
+prefix mode `neighbours`.
 
-    question pass   the question runs over the stitched cache; a token's score is the sum over the
-                    question's rows of the attention it receives in the last layer
-    layers          the best ⌊ratio · |D|⌋ document tokens and the question
-
-This is the paper's online step. Its offline step, to let every chunk see its neighbours before it
-is stored, is the prefix mode `neighbours`, which every other method can use as well.
-
-Source:
-    docs/specification.md §1.10; "FusionRAG", arXiv 2601.12904. Whether heads are summed, over which
-    keys attention is shared, and what the question has seen are not said: here it is their mean,
-    all keys, and the stitched cache.
+Source: docs/specification.md §1.10; "FusionRAG", arXiv 2601.12904. Not said there, and chosen:
+scores are means over heads, over all keys, of a question that has seen the stitched cache.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""InfoFlow KV: recomputes what the question attends to in four late layers.
+"""InfoFlow KV: recomputes what the question attends to, summed over four late layers of a pass over
+the stitched cache. The paper also reorders the chunks by this signal, which is left out.
 
-    question pass   the question runs over the stitched cache, up to the last of the four layers;
-                    a token's score is the sum over these layers and the question's rows of the
-                    attention it receives, mean over heads
-    layers          the best ⌊ratio · |D|⌋ document tokens and the question
-
-The paper also puts the chunks in another order by this signal. That changes the prompt, so there
-is nothing to compare it with, and it is left out.
-
-Source:
-    docs/specification.md §1.10; "InfoFlow KV", arXiv 2603.05353: layers 22 to 25 of every model. Of
-    a model with fewer layers we take the last four.
+Source: docs/specification.md §1.10; "InfoFlow KV", arXiv 2603.05353: layers 22 to 25 of every
+model. Of a model with fewer layers we take the last four.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""LegoLink: recomputes the first and last tokens of every document.
+"""LegoLink: recomputes the first and last tokens of every document, which precomputing a document
+without its context damages most. Nothing is scored.
 
-Precomputing a document without its context damages these tokens most. They are computed through all
-layers from their embeddings, together with the question. Nothing is scored.
-
-Source:
-    docs/specification.md §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching".
+Source: docs/specification.md §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching".
 """
 
 from __future__ import annotations

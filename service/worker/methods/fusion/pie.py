@@ -1,11 +1,5 @@
 """PIE: cached keys are rotated to their positions in the prompt; only the question is computed.
-
-`exact_layers` = e computes the KV of the first e layers for every token. With e = 2 this is what A3
-must equal at ratio 0.
-
-Source:
-    docs/specification.md §1.2.
-"""
+With `exact_layers` = 2 it is what A3 must equal at ratio 0 (docs/specification.md §1.2)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""ProphetKV: recomputes what the question attends to, summed over all layers.
+"""ProphetKV: recomputes what the question attends to: Σ over layers, heads and question rows of the
+softmax over document keys, while its rows attend only to one another.
 
-    question pass   the question alone, at its positions in the prompt: its rows attend only to one
-                    another (`probe`); at every layer their attention to the documents is measured
-    layers          the best ⌊ratio · |D|⌋ document tokens and the question
-
-A token's score is Σ over layers, heads and question rows of the softmax over document keys.
-
-Source:
-    docs/specification.md §1.10; "ProphetKV", arXiv 2602.02579. The paper does not say what the
-    question has seen when it is asked: `probe` and `keys` are the two readings of others.
+Source: docs/specification.md §1.10; "ProphetKV", arXiv 2602.02579. The paper does not say what the
+question has seen when it is asked: `probe` and `keys` are the two readings of others.
 """
 
 from __future__ import annotations

@@ -1,21 +1,11 @@
-"""Question scout: recomputes the tokens that the question attends to, and shifts the others.
+"""Question scout, a method of kvstitch's own: the question runs once over the stitched cache, and
+the tokens that it attends to between `from_depth` and `to_depth` are recomputed: by the last row,
+which predicts the first answer token, plus `question` times the mean of all question rows. All
+other tokens of a document are shifted by `shift` times the mean of fresh minus stored over its
+computed ones. A document that was precomputed behind just what stands before it in the prompt gets
+no rows.
 
-This is a method of kvstitch's own; docs/methods.md explains it and has its measurements.
-
-    question pass   the question's rows run once over the stitched cache (this is PIE; it costs
-                    about one percent of a prefill). A token's score is the attention that it
-                    receives, summed over query heads and over the layers between `from_depth` and
-                    `to_depth`: that of the last row, which predicts the first answer token, plus
-                    `question` times the mean of all question rows
-    layers          the best ⌊ratio · n⌋ tokens and the question, through all layers from their
-                    embeddings. At every layer, all other tokens of a document are shifted by
-                    `shift` times the mean of fresh minus stored over its computed tokens
-
-A3 and CacheBlend rank tokens at an early layer, of which they must compute every row; here no layer
-is computed for every row, and tokens are ranked where answers are read: in early layers attention
-is mostly about neighbours, in the last ones about the next word. A document that was precomputed
-behind just what stands before it in the prompt gets no rows, because its KV is already that of a
-full prefill.
+Source: docs/methods.md, with its measurements.
 """
 
 from __future__ import annotations

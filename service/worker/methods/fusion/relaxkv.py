@@ -1,17 +1,10 @@
-"""RelaxKV: recomputes what the question attends to at every layer, over few keys.
+"""RelaxKV: at every layer of a pass over the stitched cache the question picks the ⌊ratio · |D|⌋
+document tokens that it attends to most (anchors). A row is computed for as long as it is an anchor
+of this layer or a later one, and attends only to S and to the anchors of all layers. So more rows
+than `ratio` are computed: compare it with others by its operations.
 
-    question pass   the question runs over the stitched cache; every layer picks the ⌊ratio · |D|⌋
-                    document tokens that it attends to most there (the layer's anchors)
-    layers          the anchors of all layers start; a row goes on for as long as it, at this layer
-                    or a later one, is an anchor. Computed document rows attend only to S and to the
-                    anchors of all layers; the question attends to everything
-
-More rows than `ratio` are therefore computed: layers differ in what they pick. Compare it with
-others by its operations.
-
-Source:
-    docs/specification.md §1.10; "RelaxKV", arXiv 2609.33503, of which only notes could be read: how
-    long a row goes on follows from which rows a layer needs.
+Source: docs/specification.md §1.10; "RelaxKV", arXiv 2609.33503, of which only notes could be read:
+how long a row goes on follows from which rows a layer needs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""SamKV: reads and holds only the blocks of the documents that the question needs.
+"""SamKV: reads and holds only the documents' first and last blocks and the middle blocks that the
+question needs, by its mean queries over the ends and the documents' sketches. Only ends and outlier
+tokens are computed anew (`selection` scores the blocks and plans the tokens).
 
-Each document's first and last blocks are always kept. The question runs over these blocks, and its
-mean queries are compared with the documents' sketches to find the middle blocks that it needs. Only
-those are read from the store. Only first and last blocks (and outlier tokens) are computed anew,
-and they attend only to what is kept. `service.worker.methods.selection` scores the blocks and plans
-the tokens.
-
-Source:
-    docs/specification.md §1.7; "Semantic-aware multi-context KV".
+Source: docs/specification.md §1.7; "Semantic-aware multi-context KV".
 """
 
 from __future__ import annotations
