@@ -1,8 +1,5 @@
-"""Says whether a GGUF file can be served, by its header alone and without torch.
-
-What a file says and nobody here understands is a fault: it would be passed over without a word, and
-answers would be wrong.
-"""
+"""Says whether a GGUF file can be served, by its header alone and without torch. What a file says
+and nobody here understands is a fault: answers would be wrong without a word."""
 
 from __future__ import annotations
 

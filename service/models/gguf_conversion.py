@@ -1,11 +1,9 @@
-"""Makes a Hugging Face folder of a GGUF file: config.json, weights, tokenizer, chat template.
+"""Makes a Hugging Face folder of a GGUF file: `python -m service.models.gguf_conversion SOURCE
+FOLDER DTYPE`, a process of its own, so that torch and the weights leave the memory with it.
 
-    python -m service.models.gguf_conversion SOURCE FOLDER DTYPE
-
-A process of its own, so that torch and the weights leave the memory with it. transformers' loader
-of GGUF files makes the tokenizer only: of most families it passes something over without a word
-(windows, RoPE scaling, multipliers), and some it does not read. A fault of the file is written to
-stdout as one line of JSON, {"fault": …}, with exit code 3.
+transformers' loader of GGUF files makes the tokenizer only: of most families it passes something
+over without a word. A fault of the file is written to stdout as one line of JSON, {"fault": …},
+with exit code 3.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
-"""How llama.cpp writes the families that are served: a table, readable without torch.
-
-A file says less than a config.json: what all models of a family have in common stands in llama.cpp
-and nowhere in the file, so it stands here. What a file says and this table does not know is refused
-(`gguf_checks`), because answers would be wrong without a word.
-
-Source:
-    llama.cpp's `conversion/` (what is written) and `src/models/` (how it is understood).
-"""
+"""How llama.cpp writes the families that are served: a table of what stands in its `conversion/`
+and `src/models/` and nowhere in a file, readable without torch."""
 
 from __future__ import annotations
 

@@ -1,14 +1,6 @@
-"""Reads the header of a GGUF file.
-
-    "GGUF" | version | counts | metadata: key, type, value … | tensors: name, shape, type, offset …
-    … padding | data
-
-It reads no weights, and of the metadata no long arrays (a vocabulary has 150,000 strings), so it
-takes a fraction of a second where the `gguf` package's own reader takes several. A file may come
-from anywhere: every length is checked against the file's size before it is believed.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""Reads the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), in a
+fraction of a second where the `gguf` package's own reader takes several: no weights, and no long
+arrays. A file may come from anywhere: every length is checked against the file's size."""
 
 from __future__ import annotations
 

@@ -1,15 +1,9 @@
-"""Decode steps of an engine: with and without LoRA adapters, on a GPU replayed from CUDA graphs.
-
-    rows of the base model   ──► the kernel for whole steps, or recordings   ──┐
-    rows of all adapters     ──► one layer loop: base product + own B·A·x   ──┴──► logits by row
+"""Decode steps of an engine, with and without LoRA adapters, on a GPU replayed from CUDA graphs.
 
 Rows of the base model are computed as if no others were there, so that an answer does not depend on
-what else is decoded; the kernels that compute whole steps round otherwise than the layer loop.
-
-Launching a step's thousand operations from Python takes longer than computing them, so they are
-recorded once as a CUDA graph and replayed. A recording is for a number of rows and a greatest
-length of runs, powers of two. It is compared with the same step without recording before it is
-used; if that fails, all later steps run without recordings, and a warning is logged.
+what else is decoded. A recording is for a number of rows and a greatest length of runs, powers of
+two. It is compared with the same step without recording before it is used; if that fails, all later
+steps run without recordings, and a warning is logged.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Layers over a prompt's KV, recorded on a GPU and replayed: a launch for many layers.
+"""Layers over a prompt's KV, recorded on a GPU and replayed: a launch for a group of layers.
 
-    groups      layers │ 0 │ 1 2 3 │ 4 .. 15 │ 16 .. │        a recording each, x kept between them
-
-Launching the operations of a layer takes longer than computing few rows. Which rows they are and
-where their prompt lies only stands in one tensor (`tensors`), so a recording serves every
-prompt. It is for a number of rows, its *bucket*: rows behind those given see nothing and write
-nothing. Layers are placed in the cache before the group that reads them is replayed.
+Which rows they are and where their prompt lies only stands in one tensor (`recorded_tensors`), so a
+recording serves every prompt of its *bucket*, a number of rows: those behind the rows given see
+nothing and write nothing. Layers are placed in the cache before the group that reads them.
 
 Nothing is recorded while a request waits: what a prompt would have used is recorded in spare time
-(this is a job of `service.worker.engine.scheduler`), and compared there with the layer loop's own
+(a job of `service.worker.engine.scheduler`), and compared there with the layer loop's own
 functions. If one differs or cannot be recorded, all prefills run unrecorded from then on, and a
-warning is logged. Recordings that take longer than the layer loop, which pads nothing, are not
-used.
+warning is logged. Recordings that take longer than the layer loop are not used.
 """
 
 from __future__ import annotations

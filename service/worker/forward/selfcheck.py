@@ -1,11 +1,9 @@
 """The start-up checks: the decoder computes what transformers computes, and stitching is exact.
 
-A model whose architecture differs in any detail (a norm, a bias, a RoPE variant, a window) must be
-refused instead of answering wrongly. So two facts are tested on a probe prompt:
-1. the layer loop's full prefill gives the logits of transformers' own forward pass;
-2. a document that is precomputed behind S, stored before RoPE and placed at its position gives the
-   logits of a full prefill (exact in theory, docs/specification.md T4). This tests capture,
-   rotation and placement.
+A model whose architecture differs in any detail must be refused instead of answering wrongly. So on
+a probe prompt the layer loop's full prefill must give the logits of transformers' own forward pass,
+and a document that is precomputed behind S, stored before RoPE and placed at its position those of
+a full prefill (docs/specification.md T4).
 """
 
 from __future__ import annotations

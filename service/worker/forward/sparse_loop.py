@@ -1,13 +1,6 @@
 """The layer loop for prompts of which only some tokens are held (docs/specification.md §1.7, Q1 to
-Q8).
-
-    question_pass   the question's rows run over S and the documents' first and last blocks; this
-                    gives the question's mean queries
-    layers          wait for the blocks of the plan, then at each layer: place what is kept, compute
-                    the rows of the plan and the question, and overwrite stored KV with fresh KV
-
-A layer's KV cache holds its kept tokens in ascending order, then the question.
-"""
+Q8): the question's pass over S and the documents' ends, then the layers over the blocks of the
+plan. A layer's KV cache holds its kept tokens in ascending order, then the question."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Linear layers on a CPU: chooses the fastest way for the number of rows.
+"""Linear layers on a CPU: chooses the fastest way for the number of rows, our kernels first.
 
-The kernels `linear_few_rows`, `linear_many_rows_bf16` and `linear_many_rows_fp32` come first. The
-rest goes to torch. Many CPUs multiply bfloat16 at about half the rate of fp32 (a Xeon without tile
-units: 80 against 140 GFLOP/s on one core). There, weights are converted to fp32 tile by tile into a
-scratch buffer that stays in the L2 cache, multiplied in fp32, and only the result is rounded. With
-few rows the time goes into reading the weights, of which 16 bits are half as many bytes, so few
-rows stay with torch's 16-bit product.
+The rest goes to torch. Many CPUs multiply bfloat16 at about half the rate of fp32. There, weights
+are converted to fp32 tile by tile into a buffer that stays in the L2 cache, and only the result is
+rounded. With few rows the time goes into reading the weights, so these stay with torch's 16-bit
+product.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Linear layers for few rows on a CPU, weights in bfloat16 or fewer bits: decoding, or a question
-over a cache.
-
-The kernel (`src/linear_few_rows.c`) reads each weight once, in the order in which it lies in
-memory. torch rearranges the weight on every call and runs at about half the speed, for one row and
-for eight; keeping a rearranged copy would take the weight's memory a second time.
-"""
+over a cache. The kernel (`src/linear_few_rows.c`) reads each weight once, in the order in which it
+lies in memory, where torch rearranges the weight on every call."""
 
 from __future__ import annotations
 

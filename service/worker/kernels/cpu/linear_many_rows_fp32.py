@@ -1,10 +1,6 @@
-"""Linear layers for many rows (prefill and fusion) on a CPU that is slow in bfloat16.
-
-The kernel (`src/linear_many_rows_fp32.c`) multiplies in fp32, which such a CPU does at twice the
-rate of its bfloat16. It converts a weight to fp32 just before using it, so there is no fp32 copy of
-the weight and nothing is rearranged per call, and it prefetches the next rows meanwhile. The rows
-of x are rearranged once into tiles; the result of a product is in tiles too, ready for the next.
-"""
+"""Linear layers for many rows (prefill and fusion) on a CPU that is slow in bfloat16. The kernel
+(`src/linear_many_rows_fp32.c`) converts a weight to fp32 just before using it. The rows of x are
+rearranged once into tiles; the result of a product is in tiles too, ready for the next."""
 
 from __future__ import annotations
 

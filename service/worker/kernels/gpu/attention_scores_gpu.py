@@ -1,12 +1,9 @@
-"""How much attention keys receive from a few rows, on a GPU, in Triton.
+"""How much attention keys receive from a few rows, on a GPU, in Triton: a program takes a block of
+keys of one KV head, and adds up the softmax weights that all rows give them, times their row's
+weight.
 
-    attention   `index_causal_attention`, which also leaves the logarithm of every softmax's sum
-    scores      a program takes a block of keys of one KV head, and adds up the softmax weights that
-                all rows of all its query heads give them, times their row's weight
-
-Nothing of the size rows × keys is written. Every sum is made in one order, so the scores, and what
-is chosen by them, are the same each time. The reference is `service.worker.model.attention`; before
-the first use on a device the two are compared (`triton_support`).
+Every sum is made in one order, so the scores, and what is chosen by them, are the same each time.
+Compared with torch before the first use on a device (`triton_support`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Copies layers of stored segments to their places in a KV cache on a GPU, in Triton, in one pass.
-
-The pass decodes the stored values, rotates the keys to their positions and lays them out by head,
-for which torch takes a dozen passes for every segment. It reads what the codecs raw and int8 store
-(`kvstore.format.codecs`). The result equals decoding, rotating (`service.worker.model.rope`) and
-copying in torch bit by bit, so an answer does not depend on which way was taken. Before its first
-use on a device the kernel is compared with exactly that (`triton_support`).
-"""
+"""Copies layers of stored segments to their places in a KV cache on a GPU, in Triton: one pass
+decodes the values (codecs raw and int8), rotates the keys and lays them out by head. The result
+equals decoding, rotating and copying in torch bit by bit, which is checked before the first use on
+a device (`triton_support`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""RMS norms on a GPU, in Triton, of a hidden state or of its sum with what is added: one launch for
-two. One row alone takes torch's own norm three times as long.
-
-The sum is rounded as torch rounds it, and the norm is that of the rounded sum. The reference is
-`service.worker.model.decoder`; before the first use on a device the two are compared
-(`triton_support`).
-"""
+"""RMS norms on a GPU, in Triton, of a hidden state or of its sum with what is added, in one launch.
+The sum is rounded as torch rounds it, and the norm is that of the rounded sum; compared with torch
+before the first use on a device (`triton_support`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Rotates queries, and rotates and writes keys with their values, on a GPU, in Triton.
-
-A layer's queries are rotated by the kernel that writes its keys. For each of the two torch takes a
-dozen operations, which take longer to launch than to compute. The results equal
-`service.worker.model.rope` bit by bit; before the first use on a device they are compared
-(`triton_support`).
-"""
+"""Rotates queries, and rotates and writes keys with their values, on a GPU, in Triton: one launch
+for what takes torch dozens. The results equal `service.worker.model.rope` bit by bit, which is
+checked before the first use on a device (`triton_support`)."""
 
 from __future__ import annotations
 

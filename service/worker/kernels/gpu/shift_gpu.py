@@ -1,13 +1,9 @@
-"""Shifts stored KV by what some of it was wrong by, on a GPU, in Triton, a layer in one launch.
+"""Shifts stored KV by what some of it was wrong by, on a GPU, in Triton, a layer in one launch: a
+program takes a block of rows of a document and a KV head, and adds weight · mean of its document's
+probes, fresh − replaced.
 
-    program (block of rows of a document, KV head)
-        probes of the document   fresh − replaced, keys before RoPE; the mean, fp32
-        rows of the block        + weight · mean, keys rotated to the row
-
-What the probes replaced was kept when it was overwritten (`rotation_gpu`), so nothing is read from
-the store again. Keys are turned back to before RoPE in fp32; elsewhere the stored ones are read,
-which were rounded once less. The reference is `service.worker.methods.stored_kv`; before the first
-use on a device the two are compared (`triton_support`).
+Keys are turned back to before RoPE in fp32; elsewhere the stored ones are read, which were rounded
+once less. Compared with torch before the first use on a device (`triton_support`).
 """
 
 from __future__ import annotations

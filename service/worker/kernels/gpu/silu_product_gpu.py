@@ -1,9 +1,6 @@
-"""The inside of a gated MLP on a GPU, silu(gate) · up, in Triton: one launch where torch takes two.
-
-Rounded where torch rounds, after silu and after the product. The reference is
-`service.worker.model.decoder`; before the first use on a device the two are compared
-(`triton_support`).
-"""
+"""The inside of a gated MLP on a GPU, silu(gate) · up, in Triton, in one launch. Rounded where
+torch rounds, after silu and after the product; compared with torch before the first use on a device
+(`triton_support`)."""
 
 from __future__ import annotations
 

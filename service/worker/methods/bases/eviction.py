@@ -1,8 +1,9 @@
 """The base of eviction methods: a method gives parameters and scores, the base picks what is kept.
 
-A prompt is evicted once, after the logits of the first answer token. Generated tokens are never
-evicted and do not count towards the budget. By default the instruction S and the question Q are
-kept (A3(ex), docs/specification.md §1.6); with `protect` off only the scoring window is.
+A prompt is evicted once, after the logits of the first answer token, layer by layer. Generated
+tokens are never evicted and do not count towards the budget. By default the instruction S and the
+question Q are kept (A3(ex), docs/specification.md §1.6); with `protect` off only the scoring
+window.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
-"""K-VEC: SnapKV that spreads its choice over heads and layers.
+"""K-VEC: SnapKV that spreads its choice over heads and layers. With attention A `[kv_heads, O', T]`
+(mean over the query heads of a KV head), equations 8-16:
 
-With attention A `[kv_heads, O', T]` (mean over the query heads of a KV head), equations 8-16:
-
-    P[g,t]   mean over the last O queries of A                       importance for a head (8)
-             for the δ heads with the lowest deviation of P over t   (10)
-             it is the mean over the last O' queries instead         (11)
+    P[g,t]   mean over the last O queries of A; of the δ heads with the lowest deviation of P
+             over t the mean over the last O' queries instead        (8, 10, 11)
     I[t]     mean over the last O queries of max over heads of A     (13)
     focus    I · (1 - earlier layers that kept t / (layer + 1))      (12, 14)
-    P'       P + λ · focus                                           (15)
-             the best ⌊β·B⌋ tokens by P are kept, whatever their P'  (16)
+    P'       P + λ · focus; the best ⌊β·B⌋ by P are kept anyway      (15, 16)
 
 Where the paper says nothing, we chose: heads are KV heads; the window of O is kept and charged to
-the budget, as in SnapKV; means divide by O and O' also for keys that fewer rows see; pooling is off
-by default. The algorithm's comment says "most focused heads", its text says lowest deviation; we
-follow the text. Equation 16 sets P' to 1, but other P' can be larger (up to 1 + λ), so these tokens
-are ranked first instead. With λ = 0 and δ = 0 the method is SnapKV.
+the budget; means divide by O and O' also for keys that fewer rows see; pooling is off by default.
+"Most focused heads" of the algorithm's comment are those of lowest deviation, as its text says.
+With λ = 0 and δ = 0 the method is SnapKV.
 
-Source:
-    docs/specification.md §2.8; "Coverage-Driven KV Cache Eviction" (anonymous, under review).
+Source: docs/specification.md §2.8; "Coverage-Driven KV Cache Eviction" (anonymous, under review).
 """
 
 from __future__ import annotations
