@@ -34,8 +34,6 @@ _DYNAMO = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 _UNUSED = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
-"""Makes the decoder of a model that was loaded on the CPU, for a device."""
-
 
 def load(
     folder: str, *, dtype: str = "auto", device: str = "auto", quantize: str = "off"

@@ -175,8 +175,6 @@ def layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
 
 
 MAX_SHIFTED_WIDTH = 512  # the same constant as in the C source
-# Elements: fewer are shifted before other threads have woken up.
-MIN_PARALLEL = 1 << 18
 
 KV = tuple[Tensor, Tensor]
 """Keys before RoPE and values, each `[tokens, kv_heads, head_dim]`."""
