@@ -49,22 +49,23 @@ async def test_a_form_that_was_written_is_remembered() -> None:
         assert processes.asked == ["quickly"]
 
 
-async def test_one_that_takes_too_much_is_tried_once() -> None:
-    """Quickly, then slowly, and never again: the same one costs nothing."""
+@pytest.mark.parametrize(
+    ("guided", "why", "asked"),
+    [
+        (Guided(json_schema={"anyOf": MULTIPLES}), "to compile", ["quickly", "slowly"]),
+        (Guided(regex="("), "not valid", ["quickly"]),
+    ],
+)
+async def test_one_that_is_refused_is_tried_once(
+    guided: Guided, why: str, asked: list[str]
+) -> None:
+    """Quickly, then slowly where it takes long, and never again: the same one costs nothing."""
     async with answer_forms() as (forms, processes):
         for _ in range(3):
-            with pytest.raises(InvalidRequest, match="to compile") as refused:
-                await forms.written(Guided(json_schema={"anyOf": MULTIPLES}), "a")
-            assert refused.value.field == "guided.json_schema"
-        assert processes.asked == ["quickly", "slowly"]
-
-
-async def test_one_that_is_not_valid_is_remembered_too() -> None:
-    async with answer_forms() as (forms, processes):
-        for _ in range(2):
-            with pytest.raises(InvalidRequest, match="not valid"):
-                await forms.written(Guided(regex="("), "a")
-        assert processes.asked == ["quickly"]
+            with pytest.raises(InvalidRequest, match=why) as refused:
+                await forms.written(guided, "a")
+            assert refused.value.field == f"guided.{guided.kind}"
+        assert processes.asked == asked
 
 
 async def test_a_busy_machine_says_nothing_about_the_form() -> None:
