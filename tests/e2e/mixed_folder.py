@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from service.plugins import hooks
 from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
@@ -51,6 +52,8 @@ SOUND: dict[str, Callable[[str], bytes]] = {
     "docx.pdf": make_docx,
     "xlsx.docx": lambda text: make_xlsx({"Notes": [[text]]}),
 }
+# Pictures are read where a plugin for that is installed, and can work.
+READS_PICTURES = hooks().picture_reader() is not None
 BROKEN: dict[str, tuple[bytes, str]] = {
     "cut.pdf": (b"%PDF-1.4 and no more", "not readable pdf"),
     "cut.docx": (make_docx("x")[:900], "damaged"),
@@ -59,14 +62,15 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "old.pptx": (OLE, "old Office"),
     "locked.docx": (OLE + "EncryptedPackage".encode("utf-16-le"), "remove the password"),
     "bomb.xlsx": (make_zip({"xl/workbook.xml": b" " * (129 << 20)}), "unpacks to more"),
-    "picture.pdf": (make_pdf([""]), "OCR"),
+    "picture.pdf": (make_pdf([""]), "nothing on its pages" if READS_PICTURES else "OCR"),
     "latin.csv": (b"Name,Note\ncaf\xe9,x\n", "not valid UTF-8"),
     "latin.txt": (b"caf\xe9", "not valid UTF-8"),
-    "image.txt": (b"\x89PNG\r\n\x1a\n\xff\xff", "not valid UTF-8"),
+    "image.txt": (b"\x89PNG\r\n\x1a\n\xff\xff",
+                  "it is damaged" if READS_PICTURES else "not valid UTF-8"),
     "words.eml": (b"just words", "is it an e-mail"),
     "no-words.html": (b"<script>x()</script>", "no text"),
     'quote".txt': (b"words", "quotes"),
-}
+}  # fmt: skip
 OTHERS = ("png", "jpg", "bin", "exe", "zip", "py", "doc", "mp3", "log", "")
 
 
