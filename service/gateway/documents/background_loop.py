@@ -1,10 +1,13 @@
-"""Loops that work through tasks stored on disk, and steps that are made side by side."""
+"""Loops that work through tasks stored on disk, steps that are made side by side, and what is left
+of a batch."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Self
 
 from service.errors import DatabaseUnavailable, DiskFull, Overloaded, WorkerUnavailable
 
@@ -86,3 +89,49 @@ async def side_by_side(
         for task in running:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class BatchProgress:
+    """Of a batch of documents: how many chunks of each are left, and what failed."""
+
+    def __init__(self, note_done: Callable[[Sequence[int]], Awaitable[None]]) -> None:
+        self.numbers: set[int] = set()
+        self.errors: dict[int, str] = {}
+        self._left: Counter[int] = Counter()
+        self._note_done = note_done
+        self._done: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._writing is not None:
+            await self._writing
+
+    def expect(self, number: int, chunks: int) -> None:
+        """Add a document with so many chunks to store."""
+        self.numbers.add(number)
+        self._left[number] = chunks
+        if not chunks:
+            self._add_done(number)
+
+    def chunk(self, number: int, error: str) -> None:
+        """Note that a chunk of a document is stored, or the error."""
+        self._left[number] -= 1
+        if error:
+            self.errors[number] = f"its KV was not stored: {error}"
+        if not self._left[number] and number not in self.errors:
+            self._add_done(number)
+
+    def _add_done(self, number: int) -> None:
+        self._done.append(number)
+        if self._writing is None or self._writing.done():
+            if self._writing is not None:
+                self._writing.result()
+            self._writing = asyncio.create_task(self._write_done())
+
+    async def _write_done(self) -> None:
+        while self._done:
+            numbers, self._done = self._done, []
+            await self._note_done(numbers)

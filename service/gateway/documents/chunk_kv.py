@@ -59,16 +59,11 @@ class ChunkKVs:
         """Return all chunks of these documents, without copies."""
 
         def find() -> list[ChunkKV]:
+            segment, chunks_of = self.prompts.segment, self.retriever.catalog.chunks_of
             return [
-                ChunkKV(
-                    scope.tenant,
-                    scope.collection,
-                    doc_id,
-                    chunk.chunk_id,
-                    self.prompts.segment(chunk),
-                )
+                ChunkKV(scope.tenant, scope.collection, doc_id, chunk.chunk_id, segment(chunk))
                 for doc_id in doc_ids
-                for chunk in self.retriever.catalog.chunks_of(doc_id, scope=scope)
+                for chunk in chunks_of(doc_id, scope=scope)
             ]
 
         return await self.retriever.run(find)
@@ -77,11 +72,8 @@ class ChunkKVs:
         self, scope: Scope, doc_ids: Sequence[str], max_context: int
     ) -> tuple[list[ChunkKV], list[ChunkKV]]:
         """Choose the prefixes of the chunks of these documents, for a model that takes so many
-        tokens.
-
-        Returns all chunks, each with the copy that is to be stored, if it has a prefix; and copies
-        with earlier prefixes, which are to be purged.
-        """
+        tokens. Returns all chunks, each with the copy that is to be stored, if it has a prefix; and
+        copies with earlier prefixes, which are to be purged."""
         chunks = await self.of(scope, doc_ids)
         if not self.has_copies:
             return chunks, []
@@ -103,15 +95,13 @@ class ChunkKVs:
         copies = {i: [each.chunk] if each.chunk.behind else [] for i, each in made.items()}
         return [replace(each, copies=copies[each.chunk_id]) for each in present], replaced
 
-    async def note_made(self, chunk_ids: Collection[int]) -> None:
-        """Note that chunks are stored with their prefixes: prompts take them so from now on."""
+    async def note_stored(self, chunk_ids: Collection[int], *, complete: bool) -> None:
+        """Note that chunks are stored with their prefixes: prompts take them so from now on. If
+        `complete`, they are stored without a prefix, too: nothing of them is missing."""
         if self.has_copies:
-            await self.retriever.change(self.prefixes.remembered.set_made, chunk_ids)
-
-    async def note_complete(self, chunk_ids: Collection[int]) -> None:
-        """Note that chunks are stored without a prefix, too: nothing of them is missing."""
-        if self.has_copies:
-            await self.retriever.change(self.prefixes.remembered.set_exact, chunk_ids)
+            remembered = self.prefixes.remembered
+            note = remembered.set_exact if complete else remembered.set_made
+            await self.retriever.change(note, chunk_ids)
 
     async def leave(self, documents: Iterable[tuple[Scope, str]]) -> None:
         """Note that of these documents nothing is computed before a question needs it."""

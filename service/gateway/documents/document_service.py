@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstitch.records.documents import DocumentWarning, Receipt
@@ -17,7 +17,7 @@ from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.ingest_loops import IngestLoops
+from service.gateway.documents.ingestion import Ingestion
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.schemas.fields import composed
 from service.gateway.search.async_retriever import AsyncRetriever
@@ -30,12 +30,11 @@ PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its r
 class DocumentService:
     """Every method raises WorkerUnavailable while the index is being loaded."""
 
-    _retriever: AsyncRetriever
     _jobs: JobStore
     _deletions: DeletionStore
     _purges: PurgeQueue
-    _loops: IngestLoops
-    _refresh_gauges: Callable[[], Awaitable[None]]
+    _ingestion: Ingestion
+    _retriever: AsyncRetriever
 
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
@@ -70,7 +69,7 @@ class DocumentService:
         doc_id = await self._name(scope, doc_id)
         if not await self._retriever.change(set_pinned, [doc_id], pinned, scope=scope):
             raise no_document(doc_id)
-        self._loops.check_pins()
+        self._ingestion.check_pins()
         return await self.get(scope, doc_id)
 
     async def collections(self, principal: Principal) -> list[tuple[str, CorpusCounts]]:
@@ -84,7 +83,7 @@ class DocumentService:
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
         async with self._purges.catalog_lock:
-            waiting = await self._cancel_waiting(scope, [doc_id])
+            waiting = await asyncio.to_thread(self._jobs.cancel_documents, scope, [doc_id])
             revision = self._retriever.catalog.revision
             if not waiting and await self._retriever.run(revision, doc_id, scope=scope) is None:
                 raise no_document(doc_id)
@@ -101,7 +100,7 @@ class DocumentService:
             doc_ids = sorted({name for doc_id in doc_ids for name in (doc_id, composed(doc_id))})
         async with self._purges.catalog_lock:
             if where is None:
-                waiting = await self._cancel_waiting(scope, doc_ids)
+                waiting = await asyncio.to_thread(self._jobs.cancel_documents, scope, doc_ids)
                 named = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
                 found = {*waiting, *await self._matching(scope, named)}
             else:
@@ -128,10 +127,6 @@ class DocumentService:
             )
         return found[0]
 
-    async def _cancel_waiting(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
-        """Cancel documents that wait to be indexed; returns their readers by their ids."""
-        return await asyncio.to_thread(self._jobs.cancel_documents, scope, doc_ids)
-
     async def _matching(self, scope: Scope, where: DocFilter | None) -> list[str]:
         out: list[str] = []
         cursor: str | None = None
@@ -155,11 +150,11 @@ class DocumentService:
 
     async def _complete(self, scope: Scope, receipt_id: str) -> Receipt:
         """Purge what can be purged now; the rest stays pending, and the receipt says so."""
-        await self._refresh_gauges()
+        await self._ingestion.refresh_gauges()
         await self._retriever.save()
         with contextlib.suppress(KvstitchError):  # the precompute loop tries again
             await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
-        self._loops.wake_precompute()
+        self._ingestion.wake_precompute()
         await asyncio.to_thread(self._deletions.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None

@@ -10,13 +10,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import groupby
 from typing import Literal
 
 from retriever import Scope
+from retriever.scope import View
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
@@ -70,36 +70,22 @@ class IndexingStage:
         self._purges = purges
         self._parser = DocumentParser(limits)
         self._on_warnings = on_warnings
-        self.long: LongDocuments | None = None
-        if aside:
-            self.long = LongDocuments(
-                self._parser, retriever,
-                wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
-            )  # fmt: skip
-
-    def cancel(self, job_id: str) -> None:
-        """End what is being done for a job's long documents; a batch is indexed without those that
-        were cancelled."""
-        if self.long is not None:
-            self.long.cancel(job_id)
-
-    async def close(self) -> None:
-        """End the work on documents that take long."""
-        if self.long is not None:
-            await self.long.close()
+        self._aside = aside
+        self.long = LongDocuments(
+            self._parser, retriever,
+            wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
+        )  # fmt: skip
 
     async def index_batch(self) -> Indexed:
         """Parse, embed and store some documents; returns which of those that are pending."""
-        long = self.long
-        find = partial(
+        pending = await asyncio.to_thread(
             self._queue.pending,
             INDEXED_DOCUMENTS,
             INDEXED_BYTES,
-            without=() if long is None else long.numbers,
-            largest=LONG_BYTES if long is not None and long.full else None,
+            without=self.long.numbers,
+            largest=LONG_BYTES if self.long.full else None,
         )
-        pending = await asyncio.to_thread(find)
-        batch = [item for item in until_repetition(pending) if not self._is_left_aside(item)]
+        batch = self._batch(pending)
         if not batch:
             return "some" if pending else "nothing"
         parsed, failed = await self._parse(batch)
@@ -108,24 +94,30 @@ class IndexingStage:
         await self._store(parsed, failed)
         return "all" if handled >= len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
-    def _is_left_aside(self, item: IngestDocument) -> bool:
-        """Return whether a batch leaves a document to those that take long: it is large, or must
-        wait for an earlier revision that is among them."""
-        if self.long is None:
-            return False
-        if self.long.holds_back(item):
-            return True
-        if item.size > LONG_BYTES:
-            self.long.add(item)
-        return item.size > LONG_BYTES
+    def _batch(self, pending: Sequence[IngestDocument]) -> list[IngestDocument]:
+        """Return the documents before the first that comes again, but for those that are left to
+        `long`: they are large, or must wait for an earlier revision that is there."""
+        out: list[IngestDocument] = []
+        seen: set[tuple[str, str, str]] = set()
+        for item in pending:
+            if item.key in seen:
+                break
+            seen.add(item.key)
+            if self.long.holds_back(item):
+                continue
+            if self._aside and item.size > LONG_BYTES:
+                self.long.add(item)
+            else:
+                out.append(item)
+        return out
 
     async def _parse(self, batch: Sequence[IngestDocument]) -> tuple[list[ParsedDocument], Failed]:
         """Return the documents that could be parsed, in their order, and what failed."""
         parsed: dict[int, ParsedDocument] = {}
         failed: Failed = []
-        long, chars = self.long, 0
+        chars = 0
         # With so many of them that take long there is nothing to be gained by putting off more.
-        patient = long is None or long.full
+        patient = not self._aside or self.long.full
         give_up_at = math.inf if patient else time.monotonic() + BATCH_READING_S
 
         async def parse(item: IngestDocument) -> None:
@@ -136,15 +128,14 @@ class IndexingStage:
                 async with asyncio.timeout(None if patient else LONG_READING_S):
                     found = await self._parser.document(item)
             except TimeoutError:
-                assert long is not None
-                long.add(item)
+                self.long.add(item)
             except KvstitchError as error:
                 failed.append((item, error.message))
             else:
                 size = len(found.document.text)
                 chars += size
-                if long is not None and (size > LONG_CHARS or chars > BATCH_CHARS):
-                    long.add(item, found)
+                if self._aside and (size > LONG_CHARS or chars > BATCH_CHARS):
+                    self.long.add(item, found)
                 else:
                     parsed[item.number] = found
 
@@ -178,8 +169,8 @@ class IndexingStage:
                         tokens=sum(chunk.tokens for chunk in result.chunks),
                         warnings=json.dumps(list(map(asdict, warnings)), ensure_ascii=False),
                     ))  # fmt: skip
-            for said in warned:
-                self._on_warnings(said)
+            for of_document in warned:
+                self._on_warnings(of_document)
             await asyncio.to_thread(self._queue.set_failed, failed)
             await asyncio.to_thread(self._queue.set_indexed, indexed)
 
@@ -195,22 +186,11 @@ class IndexingStage:
         await asyncio.to_thread(self._queue.set_failed, [(item, message)])
 
 
-def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
-    """Return the items before the first document that comes again."""
-    out: dict[tuple[str, str, str], IngestDocument] = {}
-    for item in items:
-        if item.key in out:
-            break
-        out[item.key] = item
-    return list(out.values())
-
-
 def _by_scope(
     documents: Sequence[ParsedDocument],
-) -> Iterator[tuple[Scope, list[ParsedDocument]]]:
-    def sent_to(each: ParsedDocument) -> tuple[str, str, str]:
-        return each.item.tenant, each.item.collection, each.item.view.name
-
-    for _, group in groupby(sorted(documents, key=sent_to), sent_to):
-        found = list(group)
-        yield found[0].item.scope, found
+) -> Iterable[tuple[Scope, list[ParsedDocument]]]:
+    """Return documents of the same scope and view; scopes that differ in nothing else are equal."""
+    groups: dict[tuple[Scope, View], list[ParsedDocument]] = {}
+    for each in documents:
+        groups.setdefault((each.item.scope, each.item.view), []).append(each)
+    return [(scope, group) for (scope, _), group in groups.items()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -21,12 +21,9 @@ from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.indexing_stage import IndexingStage
-from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.jobs.job_database import MAX_ERRORS
+from service.gateway.documents.ingestion import Ingestion
 from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.kv_stage import KvStage
+from service.gateway.documents.jobs.job_store import MAX_ERRORS, JobStore
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
 from service.gateway.service_database import AlreadyThere
@@ -40,27 +37,21 @@ MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
 class JobService:
     def __init__(
         self,
-        *,
         jobs: JobStore,
         purges: PurgeQueue,
-        quotas: Quotas,
-        wake: Callable[[], None],
-        refresh_gauges: Callable[[], Awaitable[None]],
-        disk: DiskGuard,
-        rate: TokenRate,
-        stages: tuple[IndexingStage, KvStage],
+        ingestion: Ingestion,
         retriever: AsyncRetriever,
+        *,
+        quotas: Quotas,
+        disk: DiskGuard,
     ) -> None:
         self._jobs = jobs
+        self._purges = purges
+        self._ingestion = ingestion
         self._retriever = retriever
-        self._indexing, self._kv = stages
-        self._rate = rate
+        self._quotas = quotas
         self._disk = disk
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
-        self._purges = purges
-        self._quotas = quotas
-        self._wake = wake
-        self._refresh_gauges = refresh_gauges
         self._keys_in_use: set[tuple[str, str]] = set()  # (tenant, idempotency key)
 
     async def submit(
@@ -105,7 +96,7 @@ class JobService:
                 self._not_dropped.add(job_id)
                 await asyncio.shield(self._drop())
                 raise
-        self._wake()
+        self._ingestion.indexing.wake()
         return await self._get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
@@ -138,9 +129,8 @@ class JobService:
             if job.ended and job.state != "cancelled":
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
-            self._indexing.cancel(job_id)
-            await self._kv.cancel(job_id, indexed)
-        await self._refresh_gauges()
+            await self._ingestion.cancel(job_id, indexed)
+        await self._ingestion.refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
         return await self._get(principal, job_id)
 
@@ -178,7 +168,7 @@ class JobService:
                 waits_for = waits_for or "other documents that take long come first"
             elif job.state == "queued" and not steps:
                 waits_for = waits_for or "documents that were sent earlier come first"
-            eta_s = None if stopped_by else self._rate.seconds_for(stored.tokens_ahead)
+            eta_s = None if stopped_by else self._ingestion.pace.seconds_for(stored.tokens_ahead)
             if steps and eta_s is not None:
                 known = [step.eta_s for _, step in steps if step.eta_s is not None]
                 eta_s = eta_s + max(known) if len(known) == len(steps) else None
@@ -197,11 +187,10 @@ class JobService:
 
     def _steps(self, job: Job) -> list[tuple[str, JobStep]]:
         """Return how far a job's documents are that take long, each with its collection."""
-        long = self._indexing.long
         return [
             (each.item.collection, JobStep(doc_id=each.item.doc_id, step=each.step,
                                            done=each.done, total=each.total, eta_s=each.eta_s))
-            for each in ([] if long is None or job.ended else long.of_job(job.job_id))
+            for each in ([] if job.ended else self._ingestion.long.of_job(job.job_id))
         ]  # fmt: skip
 
     async def _hidden(
@@ -249,9 +238,8 @@ class JobService:
 
     def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:
         """Return the check that refuses too many documents or bytes; None if there is no quota."""
-        if not self._quotas.limits_stored(principal.limits):
-            return None
-        return partial(self._quotas.check_stored, principal.limits)
+        limited = self._quotas.limits_stored(principal.limits)
+        return partial(self._quotas.check_stored, principal.limits) if limited else None
 
     async def _known(self, tenant: str, key: str | None) -> tuple[str, bytes] | None:
         """Return id and digest of the job that was accepted with this key, if there is one."""

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.jobs.job_database import UNFINISHED, in_state
+from service.gateway.documents.jobs.document_queue import UNFINISHED, in_state
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import confirmations, documents, gateways, jobs, purges, receipts
 

@@ -662,9 +662,7 @@ def test_a_document_that_waits_is_deleted_by_its_readers_only(
 ) -> None:
     rig = open_rig()
     hr, legal = member(rig, create, ["hr"]), member(rig, create, ["legal"])
-    store = rig.gateway.corpus.jobs
-    wake, store._wake = store._wake, lambda: None  # nobody indexes for now
-    rig.call(rig.gateway.corpus._loops.indexing.close)
+    rig.call(rig.gateway.corpus.ingestion.indexing.close)  # nobody indexes
     sent = {"documents": [{"doc_id": "d", "text": "of hr", "readers": ["hr"]}]}
     job_id = hr.http.post("/admin/precompute", json=sent).json()["job_id"]
     assert legal.http.delete("/admin/documents/d").status_code == 404
@@ -674,6 +672,5 @@ def test_a_document_that_waits_is_deleted_by_its_readers_only(
     assert deleted["doc_ids"] == ["d"]
     assert legal.http.get(f"/admin/receipts/{deleted['receipt_id']}").status_code == 404
     assert hr.http.get(f"/admin/receipts/{deleted['receipt_id']}").status_code == 200
-    store._wake = wake
     for who in (hr, legal):
         who.http.close()

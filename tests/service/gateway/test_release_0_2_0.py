@@ -162,7 +162,7 @@ def holds_all(database: ServiceDatabase, keys: KeyStore, spool: Path) -> None:
     store = JobStore(database, SpoolFolder(spool))
     store.start()
     assert store.find("t", "key") is not None
-    (item,) = store.unfinished.pending(9, 999)
+    (item,) = store.pending(9, 999)
     assert (item.doc_id, item.number, item.content, item.title) == ("d", 7, b"words", "T")
     deletions = DeletionStore(database)
     (purge,) = deletions.pending_purges(9, "r")

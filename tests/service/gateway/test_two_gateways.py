@@ -160,12 +160,12 @@ def test_what_a_silent_gateway_had_taken_goes_on_with_others(
         write.execute(jobs.update().where(jobs.c.job_id == job_id).values(state="queued"))
         taken_too = documents.update().where(documents.c.job_id == job_id)
         write.execute(taken_too.values(state="pending", owner="dead"))
-    (taken,) = store.unfinished.pending(10, 1000)
+    (taken,) = store.pending(10, 1000)
     unaccepted = store.begin("")
     assert gateways[0].http.get(f"/admin/jobs/{job_id}").json()["state"] == "queued"
     silence(shared, "dead", LEASE_S + 1)
     assert gateways[1].finished(job_id)["state"] == "succeeded"
-    store.unfinished.set_failed([(taken, "too late")])
+    store.set_failed([(taken, "too late")])
     job = gateways[0].http.get(f"/admin/jobs/{job_id}").json()
     assert (job["state"], job["progress"]["done"]) == ("succeeded", 1)
     with shared.read() as read:

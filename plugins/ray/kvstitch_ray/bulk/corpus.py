@@ -22,10 +22,9 @@ from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
-from service.gateway.documents.jobs.job_database import record_sizes
+from service.gateway.documents.jobs.document_queue import record_sizes
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.kv_stage import KvStage
-from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
@@ -179,11 +178,11 @@ class BulkCorpus:
         indexing = IndexingStage(
             queue, self._chunks.retriever, self._purges, FileLimits.of(self.settings)
         )
-        storing = KvStoring(
-            self._worker, self._chunks, self._purges,
-            loras=self.settings.precomputed_loras, on_reply=queue.on_reply, complete=True,
+        kv = KvStage(
+            queue, self._worker, self._chunks, self._purges, loras=self.settings.precomputed_loras,
+            on_reply=queue.on_reply, complete=True, wait_again_s=WAIT_AGAIN_S,
         )  # fmt: skip
-        return indexing, KvStage(queue, self._chunks, storing, wait_again_s=WAIT_AGAIN_S)
+        return indexing, kv
 
     def record_sizes(self, documents: Sequence[IngestDocument]) -> None:
         """Note the sizes of documents, by which tenants' quotas are counted."""

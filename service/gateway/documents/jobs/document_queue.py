@@ -16,27 +16,26 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
 from kvstitch.records.documents import OPEN_STATES
 from retriever.scope import View
-from retriever.sql.expressions import among
-from service.gateway.documents.jobs.job_database import (
-    FREE,
-    OF_TENANTS,
-    UNFINISHED,
-    JobDatabase,
-    in_state,
-    lock_jobs,
-    record_sizes,
-    update_job_states,
-)
+from retriever.sql.expressions import among, upsert
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.tables import documents, jobs
+from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import documents, freed_files, jobs, sizes
 
+# Frees the space of a document that is no longer needed here.
+FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}
+OF_TENANTS = documents.join(jobs)
+# States are written out, not sent, so that the indexes of some states serve.
+UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_column("'indexed'")])
 _UNFINISHED = sa.select(
     *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
                  "spooled", "chunks"], *jobs.c["tenant", "view"]
@@ -81,10 +80,13 @@ class DocumentQueue(Protocol):
 
 
 class UnfinishedDocuments:
-    """The documents of jobs that are not done. Thread-safe."""
+    """The documents of jobs that are not done, in the rows of one gateway. Thread-safe."""
 
-    def __init__(self, rows: JobDatabase) -> None:
-        self._rows = rows
+    def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
+        self._database = database
+        self._read, self._write = database.read, database.write
+        self._spool = spool
+        self._shared = database.shared
 
     def pending(
         self,
@@ -103,12 +105,12 @@ class UnfinishedDocuments:
         return self._unfinished("indexed", limit, None, sa.true())
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
-        with self._rows.read() as read:
+        with self._read() as read:
             return self._own(read, numbers, in_state(state))
 
     def set_indexed(self, indexed: Sequence[IngestDocument]) -> None:
-        free = {**FREE, "owner": ""} if self._rows.shared else FREE
-        with self._rows.freeing() as write:
+        free = {**FREE, "owner": ""} if self._shared else FREE
+        with self._freeing() as write:
             own = self._own(write, [item.number for item in indexed])
             record_sizes(write, [item for item in indexed if item.number in own])
             values = [
@@ -119,21 +121,38 @@ class UnfinishedDocuments:
             self._update(write, {"state": "indexed", **free}, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
-        with self._rows.write() as write:
+        with self._write() as write:
             self._update(write, {"state": "done"}, [{"_number": n} for n in numbers])
 
     def set_failed(
         self, failed: Sequence[tuple[IngestDocument, str]], state: str = "failed"
     ) -> None:
         values = [{"_number": item.number, "error": error} for item, error in failed]
-        with self._rows.freeing() as write:
+        with self._freeing() as write:
             self._update(write, {"state": state, **FREE}, values)
+
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Return whether a row is this gateway's; others' are left alone."""
+        return table.c.owner == self._database.gateway_id if self._shared else sa.true()
+
+    @contextmanager
+    def _freeing(self) -> Iterator[sa.Connection]:
+        """Yield a transaction after which the files that no row names any more are removed."""
+        with self._write() as write:
+            yield write
+            if self._shared:  # without files
+                return
+            freed = write.scalars(sa.select(freed_files.c.name)).all()
+        if freed:
+            self._spool.remove(freed)
+            with self._write() as write:
+                write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
 
     def _own(
         self, read: sa.Connection, numbers: Sequence[int], *wanted: sa.ColumnElement[bool]
     ) -> set[int]:
         """Return those of the documents that are this gateway's, and as is wanted."""
-        named = among(documents.c.number, numbers), self._rows.mine(documents), *wanted
+        named = among(documents.c.number, numbers), self._mine(documents), *wanted
         return set(read.scalars(sa.select(documents.c.number).where(*named)))
 
     def _update(
@@ -146,7 +165,7 @@ class UnfinishedDocuments:
         job_ids = write.scalars(sa.select(documents.c.job_id).where(numbers).distinct()).all()
         lock_jobs(write, job_ids)
         change = documents.update().where(
-            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._rows.mine(documents)
+            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._mine(documents)
         )
         write.execute(change.values(values), rows)
         update_job_states(write, job_ids)
@@ -156,10 +175,10 @@ class UnfinishedDocuments:
     ) -> list[IngestDocument]:
         out: list[IngestDocument] = []
         total = 0
-        query = _UNFINISHED.where(in_state(state), self._rows.mine(documents), wanted)
-        with (self._rows.write if self._rows.shared else self._rows.read)() as connection:
-            if self._rows.shared:
-                _take(connection, self._rows.me, state, limit)
+        query = _UNFINISHED.where(in_state(state), self._mine(documents), wanted)
+        with (self._write if self._shared else self._read)() as connection:
+            if self._shared:
+                _take(connection, self._database.gateway_id, state, limit)
             turns = _in_turns(connection, query, limit, max_bytes)
             if turns is not None:
                 query, max_bytes = _UNFINISHED.where(among(documents.c.number, turns)), None
@@ -174,7 +193,7 @@ class UnfinishedDocuments:
     def _document(self, row: Any) -> IngestDocument:
         content = row.content or b""
         if row.spooled is not None:
-            content = self._rows.spool.file(row.spooled, row.bytes)
+            content = self._spool.file(row.spooled, row.bytes)
         sent = json.loads(row.meta or "{}")
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **sent,
@@ -235,3 +254,44 @@ def _comes_first(waiting: sa.FromClause) -> sa.ColumnElement[bool]:
         sent.c.tenant == tenant.scalar_subquery(),
     )
     return ~found.correlate(waiting)
+
+
+def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool]:
+    """Return whether a document is in this state."""
+    return sa.literal_column(f"'{state}'") == of.c.state
+
+
+def lock_jobs(write: sa.Connection, job_ids: Sequence[str]) -> None:
+    """Before documents of these jobs change: let nobody else compute the jobs' states meanwhile."""
+    locked = sa.select(jobs.c.job_id).where(among(jobs.c.job_id, job_ids)).order_by(jobs.c.job_id)
+    write.execute(locked.with_for_update()).all()
+
+
+def update_job_states(write: sa.Connection, job_ids: Sequence[str]) -> None:
+    """Compute the states of jobs from those of their documents, after these have changed."""
+    for job_id in sorted(set(job_ids)):
+        cancelled = write.scalars(sa.select(jobs.c.cancelled).where(jobs.c.job_id == job_id)).one()
+        counted = sa.select(documents.c.state).where(documents.c.job_id == job_id).distinct()
+        state = _job_state(set(write.scalars(counted)), bool(cancelled))
+        change = jobs.update().where(jobs.c.job_id == job_id)
+        write.execute(change.values(state=state, updated=time.time()))
+
+
+def _job_state(documents: set[str], cancelled: bool) -> str:
+    """Return the state of a job whose documents are in these states."""
+    if documents == {"pending"}:
+        return "queued"
+    if documents & {"pending", "indexed"}:
+        return "running"
+    if cancelled:
+        return "cancelled"
+    for state in ("dead", "failed"):
+        if state in documents:
+            return state
+    return "cancelled" if documents == {"cancelled"} else "succeeded"
+
+
+def record_sizes(write: sa.Connection, documents: Iterable[IngestDocument]) -> None:
+    """Note the sizes of documents that are indexed, by which tenants' quotas are counted."""
+    rows = sorted((*item.key, item.size, item.warnings) for item in documents)
+    upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

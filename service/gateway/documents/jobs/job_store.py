@@ -14,28 +14,31 @@ import json
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from kvstitch.records.documents import OPEN_STATES, DocumentWarning
+from kvstitch.records.documents import (
+    OPEN_STATES,
+    DocumentWarning,
+    Job,
+    JobFault,
+    JobProgress,
+    WarnedDocument,
+)
 from retriever import Scope
 from retriever.scope import EVERYBODY, EVERYTHING, View
 from retriever.sql.expressions import among
 from service.errors import DatabaseUnavailable
-from service.gateway.documents.jobs.document_queue import UnfinishedDocuments
-from service.gateway.documents.jobs.job_database import (
+from service.gateway.documents.jobs.document_queue import (
     FREE,
-    JOB,
-    MAX_ERRORS,
     OF_TENANTS,
     UNFINISHED,
-    JobDatabase,
+    UnfinishedDocuments,
     in_state,
-    load_job,
     lock_jobs,
-    read_warnings,
     update_job_states,
 )
 from service.gateway.documents.jobs.job_records import (
@@ -44,29 +47,28 @@ from service.gateway.documents.jobs.job_records import (
     SpooledFile,
     StoredJob,
 )
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, jobs, sizes
 
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 _ACCEPTED = jobs.c.state != "spooling"
+MAX_ERRORS = 100  # that a job shows unless more are asked for
+BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
+# What `_load` reads of a job.
+_JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
 
 
-class JobStore:
-    """Thread-safe; every call blocks. The database must have been started."""
-
-    def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
-        self._rows = JobDatabase(database, spool)
-        self.unfinished = UnfinishedDocuments(self._rows)
+class JobStore(UnfinishedDocuments):
+    """Jobs, and their documents as a `DocumentQueue`. Thread-safe; every call blocks. The database
+    must have been started."""
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""
-        self._rows.spool.start()
-        with self._rows.freeing() as write:
-            write.execute(jobs.delete().where(~_ACCEPTED, self._rows.mine(jobs)))
-        with self._rows.read() as read:
+        self._spool.start()
+        with self._freeing() as write:
+            write.execute(jobs.delete().where(~_ACCEPTED, self._mine(jobs)))
+        with self._read() as read:
             named = sa.select(documents.c.spooled).where(documents.c.spooled.is_not(None))
-            self._rows.spool.sweep(set(read.scalars(named)))
+            self._spool.sweep(set(read.scalars(named)))
 
     # -- acceptance ------------------------------------------------------------------------------
 
@@ -75,12 +77,12 @@ class JobStore:
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
                                "created": now, "updated": now, "view": view.name}  # fmt: skip
-        if self._rows.shared:
-            row["owner"] = self._rows.me
+        if self._shared:
+            row["owner"] = self._database.gateway_id
         else:  # after all others
             last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
             row["number"] = last.scalar_subquery() + 1
-        with self._rows.write() as write:
+        with self._write() as write:
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
 
@@ -93,9 +95,9 @@ class JobStore:
             for item in items
         ]  # fmt: skip
         if rows:
-            with self._rows.write() as write:
+            with self._write() as write:
                 write.execute(documents.insert(), rows)
-        self._rows.spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
+        self._spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
 
     def accept(
         self,
@@ -114,7 +116,7 @@ class JobStore:
         """
         accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued",
                     "readers": json.dumps(sorted(set(readers) - {EVERYBODY}))}  # fmt: skip
-        with self._rows.write() as write:
+        with self._write() as write:
             if check is not None:
                 self._check_stored(write, job_id, check)
             job = jobs.update().where(jobs.c.job_id == job_id)
@@ -127,29 +129,29 @@ class JobStore:
 
     def drop(self, job_id: str) -> None:
         """Forget a job that was not accepted."""
-        with self._rows.freeing() as write:
+        with self._freeing() as write:
             write.execute(jobs.delete().where(~_ACCEPTED, jobs.c.job_id == job_id))
 
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
         """Return (job_id, digest) of the job that was accepted with this key, None if none was."""
         named = jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key
-        with self._rows.read() as read:
+        with self._read() as read:
             row = read.execute(sa.select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
         return None if row is None else (row.job_id, row.digest)
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before a time, in Unix seconds; return how many."""
         ended = jobs.c.state.not_in(["spooling", *OPEN_STATES])
-        with self._rows.write() as write:
+        with self._write() as write:
             return write.execute(jobs.delete().where(jobs.c.updated < before, ended)).rowcount
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> StoredJob | None:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
-        with self._rows.read() as read:
-            row = read.execute(JOB.where(*named)).first()
-            return None if row is None else load_job(read, row, max_errors)
+        with self._read() as read:
+            row = read.execute(_JOB.where(*named)).first()
+            return None if row is None else _load(read, row, max_errors)
 
     def page(
         self,
@@ -161,32 +163,32 @@ class JobStore:
     ) -> tuple[list[StoredJob], str | None]:
         """Return jobs, newest first, of those with a number below `before`: those whose documents
         a view shows, all of them; and the number of the last, None: there are no more."""
-        query = JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
+        query = _JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
         if before is not None:
             query = query.where(jobs.c.number < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        with self._rows.read() as read:
+        with self._read() as read:
             if view.groups is not None:
                 own = sa.select(jobs.c.readers).where(jobs.c.tenant == tenant).distinct()
                 there = read.scalars(own).all()
                 shown = [each for each in there if all(map(view.shows, json.loads(each)))]
                 query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
-            found = [load_job(read, row) for row in rows[:limit]]
+            found = [_load(read, row) for row in rows[:limit]]
         return found, str(rows[limit - 1].number) if len(rows) > limit else None
 
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(_ACCEPTED).group_by(jobs.c.state)
-        with self._rows.read() as read:
+        with self._read() as read:
             return {state: count for state, count in read.execute(query)}
 
     def cancel(self, job_id: str) -> list[tuple[Scope, str]]:
         """Cancel a job's documents that are not done; returns those that are indexed, and stay."""
         indexed = sa.select(jobs.c.tenant, documents.c.collection, documents.c.doc_id)
         indexed = indexed.select_from(OF_TENANTS).where(in_state("indexed"))
-        with self._rows.freeing() as write:
+        with self._freeing() as write:
             write.execute(jobs.update().where(jobs.c.job_id == job_id).values(cancelled=1))
             rows = write.execute(indexed.where(jobs.c.job_id == job_id)).all()
             change = documents.update().where(documents.c.job_id == job_id, UNFINISHED)
@@ -201,7 +203,7 @@ class JobStore:
         waiting = sa.select(*documents.c["number", "job_id", "collection", "doc_id", "meta"])
         waiting = waiting.select_from(OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
-        with self._rows.freeing() as write:
+        with self._freeing() as write:
             query = waiting.where(documents.c.collection == scope.collection, named)
             found: dict[int, tuple[str, str, str]] = {}  # number → job, document, readers
             for row in write.execute(query):
@@ -220,13 +222,13 @@ class JobStore:
     def warnings(self, tenant: str, collection: str, doc_id: str) -> list[DocumentWarning]:
         """Return what is not in the text of a stored document, or may be wrong there."""
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
-        with self._rows.read() as read:
+        with self._read() as read:
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
-        return read_warnings(stored or NO_WARNINGS)
+        return _read_warnings(stored or NO_WARNINGS)
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
-        self._rows.scrub()
+        self._database.scrub()
 
     def _check_stored(
         self, write: sa.Connection, job_id: str, check: Callable[[int, int], None]
@@ -234,7 +236,7 @@ class JobStore:
         tenant = write.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
         if tenant is None:  # forgotten, which `accept` says
             return
-        if self._rows.shared:
+        if self._shared:
             # Until this transaction ends no other one accepts a job of the tenant, and what others
             # have committed is seen. Two tenants of the same number only wait for each other.
             number = zlib.crc32(tenant.encode()) - (1 << 31)
@@ -257,7 +259,74 @@ class JobStore:
         """Return the columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
         if isinstance(content, SpooledFile):
-            if not self._rows.shared:
+            if not self._shared:
                 return {"content": None, "spooled": content.path.name}
             content = content.read()
         return {"content": content, "spooled": None}
+
+
+def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> StoredJob:
+    """Return a job from its row of _JOB and the rows of its documents, with so many errors."""
+    mine = documents.c.job_id == row.job_id
+    kinds = documents.c["state", "change"]
+    sums = sa.func.count().label("n"), sa.func.sum(documents.c.chunks).label("chunks")
+    counted = sa.select(*kinds, *sums).where(mine).group_by(*kinds).order_by(*kinds)
+    states, changes, chunks = Counter[str](), Counter[str](), 0
+    for part in read.execute(counted):
+        states[part.state] += part.n
+        chunks += part.chunks
+        if part.change is not None and part.state not in ("failed", "dead"):
+            changes[part.change] += part.n
+    named = documents.c["doc_id", "collection"]
+    has_warnings = mine, documents.c.warnings != NO_WARNINGS
+
+    def told(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> list[tuple[str, str, str]]:
+        """Return (collection, document, what is said of it) of the first documents."""
+        query = sa.select(*named, column.label("said")).where(*where)
+        rows = read.execute(query.order_by(documents.c.number).limit(max_errors))
+        return [(each.collection, each.doc_id, each.said) for each in rows]
+
+    warned = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
+    job = Job(
+        job_id=row.job_id,
+        state=row.state,
+        progress=JobProgress(
+            done=states["done"],
+            failed=states["failed"] + states["dead"],
+            cancelled=states["cancelled"],
+            total=states.total(),
+        ),
+        chunks=chunks,
+        changes=dict(changes),
+        errors=[],
+        warnings=[],
+        warned=int(read.scalar(warned) or 0),
+        created=row.created,
+        updated=row.updated,
+    )
+    failed = told(documents.c.error, mine, documents.c.error.is_not(None))
+    return StoredJob(
+        job,
+        [(collection, JobFault(doc_id=name, message=said)) for collection, name, said in failed],
+        [
+            (collection, WarnedDocument(doc_id=name, warnings=_read_warnings(said)))
+            for collection, name, said in told(documents.c.warnings, *has_warnings)
+        ],
+        0 if job.ended else _tokens_ahead(read, row.job_id),
+        json.loads(row.readers),
+    )
+
+
+def _read_warnings(stored: str) -> list[DocumentWarning]:
+    """Return the warnings of a document from their JSON."""
+    return [DocumentWarning(**one) for one in json.loads(stored)]
+
+
+def _tokens_ahead(read: sa.Connection, job_id: str) -> int:
+    """Count tokens of the documents that are not done up to the job's last: oldest come first."""
+    indexed = documents.c.state == "indexed"
+    tokens = sa.case((indexed, documents.c.tokens), else_=documents.c.bytes // BYTES_PER_TOKEN)
+    own = documents.alias()
+    last = sa.select(sa.func.max(own.c.number)).where(own.c.job_id == job_id).scalar_subquery()
+    ahead = sa.select(sa.func.sum(tokens)).where(UNFINISHED, documents.c.number <= last)
+    return int(read.scalar(ahead) or 0)

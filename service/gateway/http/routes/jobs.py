@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from kvstitch.records.documents import Job, JobList, JobState
-from service.gateway.documents.jobs.job_database import MAX_ERRORS
+from service.gateway.documents.jobs.job_store import MAX_ERRORS
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit, UploadDep
 from service.gateway.http.openapi import PRECOMPUTE
 from service.gateway.http.request_notes import note, noted

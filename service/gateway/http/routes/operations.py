@@ -103,7 +103,7 @@ async def _status(gateway: Gateway) -> dict[str, Any]:
         corpus = {
             **asdict(counts),
             "jobs": await gateway.corpus.jobs.states(),
-            "complete": gateway.corpus.complete,
+            "complete": gateway.corpus.ingestion.complete,
         }
     return {
         "state": "ready" if reason is None else "not ready",

@@ -11,8 +11,6 @@ import pytest
 from service.cli import main
 from service.cli.documents.account import forecast
 from service.cli.documents.sources import scan
-from service.gateway.documents.stored_size import MEASURED_TOKENS, StoredSize
-from service.messages.replies import ModelInfo, Precomputed
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -78,25 +76,3 @@ def test_it_is_said_before_and_measured_afterwards(
     assert rig.http.get("/status").json()["ingest"]["kv_bytes_per_token"] > 0
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["forecast"]["tokens"] == 1000
-
-
-def model(**fields: Any) -> ModelInfo:
-    given: dict[str, Any] = {
-        "name": "m", "fingerprint": "f", "family": "llama", "layers": 2, "kv_heads": 1,
-        "head_dim": 8, "dtype": "bfloat16", "max_context": 64, "kv_bytes_per_token": 1600,
-        "codec": "raw", "device": "cpu", **fields,
-    }  # fmt: skip
-    return ModelInfo(**given)
-
-
-def test_bytes_per_token_are_expected_by_codec_and_then_measured() -> None:
-    stored = StoredSize(copies=2)
-    assert stored.bytes_per_token(model()) == 3200
-    assert stored.bytes_per_token(model(codec="int8")) == 1700
-    assert stored.bytes_per_token(model(dtype="float32", codec="int8")) == 850
-    reply = Precomputed("1", 1, "stored", 5000, 1.0)
-    stored.add(reply, MEASURED_TOKENS - 1)
-    assert stored.bytes_per_token(model()) == 3200
-    stored.add(Precomputed("1", 1, "present", 0, 0.0), 5000)
-    stored.add(reply, 1)
-    assert stored.bytes_per_token(model()) == pytest.approx(10_000 / MEASURED_TOKENS)

@@ -98,7 +98,7 @@ def test_a_deletion_answers_before_a_slow_tier_has_purged_all(
     count = 2 * CHUNKS_PER_CALL + 2
     rig.ingest([{"doc_id": f"d{n}", "text": f"Entry {n} of a long list."} for n in range(count)])
     corpus = rig.gateway.corpus
-    purging = corpus._loops.precompute
+    purging = corpus.ingestion.precompute
     rig.call(purging.close)  # else it may make these purges, too
     now = 0.0
 

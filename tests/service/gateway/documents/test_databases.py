@@ -62,15 +62,15 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     assert store.get(hidden, "") is None
     job_id = accept(store, "a", "b", "c")
     assert store.states() == {"queued": 1}
-    first, second, third = store.unfinished.pending(10, 10_000)
+    first, second, third = store.pending(10, 10_000)
     assert (first.doc_id, first.content) == ("a", b"a" * 8)
     assert (first.title, first.metadata) == ("", {"n": "a"})
     warned = '[{"code": "pages_without_text", "message": "m", "places": ["2"], "count": 1}]'
-    store.unfinished.set_indexed([
+    store.set_indexed([
         replace(first, change="created", chunks=2, tokens=5, warnings=warned),
         replace(second, change="updated", chunks=1, tokens=3),
     ])  # fmt: skip
-    store.unfinished.set_failed([(third, "no text")])
+    store.set_failed([(third, "no text")])
     stored = store.get(job_id, "")
     assert stored is not None
     job = stored.job
@@ -82,10 +82,10 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     assert store.warnings("", second.collection, "b") == store.warnings("x", "", "a") == []
     assert job.changes == {"created": 1, "updated": 1} and stored.tokens_ahead == 8
     assert stored.errors == [("c", JobFault(doc_id="c", message="no text"))]
-    assert store.unfinished.pending(10, 10_000) == []
-    indexed = store.unfinished.indexed(10)
+    assert store.pending(10, 10_000) == []
+    indexed = store.indexed(10)
     assert [(item.kind, item.content) for item in indexed] == [("", b"")] * 2
-    store.unfinished.set_done([item.number for item in indexed])
+    store.set_done([item.number for item in indexed])
     stored = store.get(job_id, "")
     assert stored is not None
     assert (stored.job.state, stored.job.progress.done) == ("failed", 2)
@@ -96,10 +96,10 @@ def test_batches_are_bounded_by_bytes_and_go_on_after_a_restart(
     store: JobStore, opened: ServiceDatabase, tmp_path: Path
 ) -> None:
     accept(store, "a", "b", "c")
-    assert [item.doc_id for item in store.unfinished.pending(10, 16)] == ["a", "b"]
+    assert [item.doc_id for item in store.pending(10, 16)] == ["a", "b"]
     again = JobStore(opened, SpoolFolder(tmp_path / "spool"))
     again.start()
-    assert [item.doc_id for item in again.unfinished.pending(10, 10_000)] == ["a", "b", "c"]
+    assert [item.doc_id for item in again.pending(10, 10_000)] == ["a", "b", "c"]
 
 
 def test_one_key_is_one_job(store: JobStore) -> None:
@@ -129,10 +129,8 @@ def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
     job_id = accept(store, "a", "b")
     assert store.cancel_documents(Scope("", "c"), ["b", "x"]) == {"b": ""}
     assert store.cancel_documents(Scope("", "other"), None) == {}
-    (left,) = store.unfinished.pending(9, 999)
-    assert left.doc_id == "a" and store.unfinished.still_in("pending", [left.number, 999]) == {
-        left.number
-    }
+    (left,) = store.pending(9, 999)
+    assert left.doc_id == "a" and store.still_in("pending", [left.number, 999]) == {left.number}
     assert store.cancel_documents(Scope("", "c"), None) == {"a": ""}
     stored = store.get(job_id, "")
     assert stored is not None
@@ -141,10 +139,8 @@ def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
 
 def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
     accept(store, "a", "b")
-    items = store.unfinished.pending(9, 999)
-    store.unfinished.set_indexed(
-        [replace(item, change="created", chunks=1, tokens=1) for item in items]
-    )
+    items = store.pending(9, 999)
+    store.set_indexed([replace(item, change="created", chunks=1, tokens=1) for item in items])
     job_id = store.begin("")
     store.spool(job_id, [IngestDocument("b", "c", "text", b"x" * 100)])
     counted = []

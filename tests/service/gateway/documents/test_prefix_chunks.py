@@ -409,7 +409,7 @@ def test_a_long_document_that_changes_is_read_once_for_all_its_old_chunks(
     parts = [f"fox forest hunts part{n} of long" for n in range(400)]
     with running(folder, data, prefix_mode="system", chunk_tokens=48) as rig:
         rig.ingest([{"doc_id": "long", "text": "\n\n".join(parts)}])
-        purges = rig.gateway.corpus._loops._purges
+        purges = rig.gateway.corpus.ingestion._purges
         of, read = purges._chunks.of, []
 
         async def counted(scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
@@ -431,7 +431,7 @@ def test_a_text_in_many_prefixes_is_held_once(folder: Path, data: Path) -> None:
         folder, data, prefix_mode="primer", companions=2, primers=1, chunk_tokens=48
     ) as rig:
         rig.ingest([{"doc_id": "long", "text": text}])
-        kv = rig.gateway.corpus._loops._chunks
+        kv = rig.gateway.corpus.ingestion._chunks
         for made in (rig.call(lambda: kv.to_store(Scope(), ["long"], 8192))[0],
                      rig.call(lambda: kv.to_purge(Scope(), ["long"]))):  # fmt: skip
             lists = [

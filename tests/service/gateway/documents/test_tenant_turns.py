@@ -37,10 +37,10 @@ def test_of_64_tenants_each_has_its_turn_though_one_came_first_with_many(tmp_pat
             job_id, [IngestDocument(str(n), "default", "text", b"text") for n in range(count)]
         )
         store.accept(job_id, None, b"")
-    first = store.unfinished.pending(2 * TENANTS, 1 << 20)
+    first = store.pending(2 * TENANTS, 1 << 20)
     assert set(Counter(each.tenant for each in first).values()) == {2}
     every = [each.number for each in first]
-    following = store.unfinished.pending(2 * TENANTS, 1 << 20, without=every)
+    following = store.pending(2 * TENANTS, 1 << 20, without=every)
     shares = Counter(each.tenant for each in following)
     assert len(shares) == TENANTS and min(shares.values()) == 1 == shares["tenant 63"]
     database.close()

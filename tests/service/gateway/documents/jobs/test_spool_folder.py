@@ -32,12 +32,12 @@ def post(rig: Rig, files: list[tuple[str, bytes, str]]) -> httpx.Response:
 
 def away(rig: Rig) -> None:
     """Nothing is indexed: the loop stops where it is."""
-    rig.call(rig.gateway.corpus._loops.indexing.close)
+    rig.call(rig.gateway.corpus.ingestion.indexing.close)
 
 
 def back(rig: Rig) -> None:
     async def start() -> None:
-        rig.gateway.corpus._loops.indexing.start()
+        rig.gateway.corpus.ingestion.indexing.start()
 
     rig.call(start)
 

@@ -1,4 +1,4 @@
-"""The gateway's background tasks: they make the stages' steps, and the purges that are due.
+"""The gateway's ingestion: two loops that make the stages' steps, and the purges that are due.
 
     indexing      pending documents ── wait
     precompute    purges ── indexed documents ── what is missing ── pinned documents ── wait
@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
 
 from retriever import Scope
 from service.errors import (
@@ -30,9 +29,20 @@ from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.kv_stage import MAX_CRASHES, STORED_DOCUMENTS, KvStage
-from service.gateway.documents.kv_storing import BATCH_CHUNKS, KvStoring, calls
+from service.gateway.documents.kv_stage import (
+    BATCH_CHUNKS,
+    MAX_CRASHES,
+    STORED_DOCUMENTS,
+    KvStage,
+    calls,
+)
+from service.gateway.documents.pace import Pace
+from service.gateway.documents.parsing.parsed_file import ParseWarning
+from service.gateway.documents.parsing.parser import FileLimits
+from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.protocol import Worker
+from service.settings import Settings
+from service.shared.metrics import JOB_STATES
 
 logger = logging.getLogger(__name__)
 
@@ -40,46 +50,49 @@ ENOUGH_INDEXED = 256  # documents, among whose chunks prefixes are chosen
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
-class IngestLoops:
-    """The two loops. They need the worker, and wait for it."""
+class Ingestion:
+    """Works off what was accepted. The loop of `precompute` needs the worker, and waits for it."""
 
     def __init__(
         self,
-        *,
-        stages: tuple[IndexingStage, KvStage],
-        storing: KvStoring,
         jobs: JobStore,
+        purges: PurgeQueue,
         chunks: ChunkKVs,
         worker: Worker,
-        purges: PurgeQueue,
-        rate: TokenRate,
-        pin_check_s: float,
-        refresh_gauges: Callable[[], Awaitable[None]],
+        metrics: GatewayMetrics,
+        settings: Settings,
     ) -> None:
-        self._indexing_stage, self._kv_stage = stages
-        self._kv = storing
         self._jobs = jobs
+        self._purges = purges
         self._chunks = chunks
         self._retriever = chunks.retriever
         self._worker = worker
-        self._purges = purges
-        self._rate = rate
-        self._pin_check_s = pin_check_s
-        self._refresh_gauges = refresh_gauges
+        self._metrics = metrics
+        loras = settings.precomputed_loras
+        self.pace = Pace((1 + chunks.has_copies) * (1 + len(loras)))
+        self._stage = IndexingStage(
+            jobs, chunks.retriever, purges, FileLimits.of(settings),
+            on_warnings=self._count_warnings, aside=True,
+        )  # fmt: skip
+        self._stage.long.on_end = self._on_long_end
+        self.long = self._stage.long
+        self._kv = KvStage(jobs, worker, chunks, purges, loras=loras, on_reply=self.pace.add)
+        self._pin_check_s = settings.pin_check_s
         self._pins_checked_at = float("-inf")
         self._failures: Counter[tuple[Scope, str]] = Counter()  # of documents that are done
         # The database's log may hold text of documents that are done.
         self._needs_scrub = True
         self._long_ended = False
+        # Whether nothing is left to compute of documents that are done.
         self.complete = not chunks.has_copies
         self.indexing = BackgroundLoop("indexing", self._index)
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
-        if (long := self._indexing_stage.long) is not None:
-            long.on_end = self._on_long_end
 
-    def _on_long_end(self) -> None:
-        self._long_ended = True
-        self.indexing.wake()
+    async def close(self) -> None:
+        """Cancel the step under way; the next start continues with what is left."""
+        await self.indexing.close()
+        await self.long.close()
+        await self.precompute.close()
 
     def wake_precompute(self) -> None:
         """Work off documents that were indexed, or purges that were added."""
@@ -91,9 +104,32 @@ class IngestLoops:
         self._pins_checked_at = float("-inf")
         self.wake_precompute()
 
+    async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
+        """End what is being done for a job, as `KvStage.cancel`; a batch is indexed without those
+        of its documents that were cancelled."""
+        self.long.cancel(job_id)
+        await self._kv.cancel(job_id, indexed)
+
+    async def refresh_gauges(self) -> None:
+        """Count anew, after documents or jobs have changed."""
+        counts = await self._retriever.run(self._retriever.catalog.counts)
+        self._metrics.documents.set(counts.documents)
+        self._metrics.chunks.set(counts.chunks)
+        states = await asyncio.to_thread(self._jobs.states)
+        for state in JOB_STATES:
+            self._metrics.jobs.labels(state).set(states.get(state, 0))
+
+    def _count_warnings(self, warnings: Sequence[ParseWarning]) -> None:
+        for warning in warnings:
+            self._metrics.document_warnings.labels(warning.code).inc(warning.count)
+
+    def _on_long_end(self) -> None:
+        self._long_ended = True
+        self.indexing.wake()
+
     async def _index(self) -> bool:
         """Index one batch; return False if there was none."""
-        indexed = await self._indexing_stage.index_batch()
+        indexed = await self._stage.index_batch()
         if self._long_ended and indexed == "nothing":
             self._long_ended, indexed = False, "all"
         if indexed == "nothing":
@@ -106,7 +142,7 @@ class IngestLoops:
         self.wake_precompute()
         if indexed == "all":
             await self._retriever.save()
-        await self._refresh_gauges()
+        await self.refresh_gauges()
         return True
 
     async def _precompute(self) -> bool:
@@ -128,25 +164,24 @@ class IngestLoops:
 
     async def _store_batch(self) -> bool:
         if self._chunks.has_copies and await asyncio.to_thread(self._more_to_come):
-            self._rate.end()
+            self.pace.end()
             return False
-        self._rate.begin()
-        if await self._kv_stage.store_batch():
+        self.pace.begin()
+        if await self._kv.store_batch():
             self.complete = not self._chunks.has_copies
-            await self._refresh_gauges()
+            await self.refresh_gauges()
             return True
-        self._rate.end()
+        self.pace.end()
         if await self._store_missing():
             return True
         await self._restore_pinned()
         return False
 
     def _more_to_come(self) -> bool:
-        """Return whether documents are being indexed that prefixes should be chosen among."""
-        few = len(self._jobs.unfinished.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
-        long = self._indexing_stage.long
-        without = () if long is None else long.numbers  # nobody waits for these
-        return few and bool(self._jobs.unfinished.pending(1, 1, without=without))
+        """Return whether documents are being indexed that prefixes should be chosen among; nobody
+        waits for those that take long."""
+        few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
+        return few and bool(self._jobs.pending(1, 1, without=self.long.numbers))
 
     # -- of documents that are done --------------------------------------------------------------
 
@@ -165,19 +200,16 @@ class IngestLoops:
             self._failures.update(documents)
             for scope, doc_id in documents:
                 if self._failures[scope, doc_id] >= MAX_CRASHES:
-                    await self._give_up(scope, doc_id, error)
+                    # It fails, or kills the worker, every time: it stays as it is.
+                    logger.warning("document %s is not stored completely: %s", doc_id, error)
+                    chunk_ids = [c.chunk_id for c in await self._chunks.of(scope, [doc_id])]
+                    await self._chunks.note_stored(chunk_ids, complete=True)
                     del self._failures[scope, doc_id]
             raise
         for document in documents or list(self._failures):
             self._failures.pop(document, None)
         self.complete = not documents
         return bool(documents)
-
-    async def _give_up(self, scope: Scope, doc_id: str, error: KvstitchError) -> None:
-        """Leave a document as it is that fails, or kills the worker, every time."""
-        logger.warning("document %s is not stored completely: %s", doc_id, error)
-        chunk_ids = [chunk.chunk_id for chunk in await self._chunks.of(scope, [doc_id])]
-        await self._chunks.note_complete(chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
         """Store the chunks of documents without a prefix, and with the one chosen for each."""
@@ -187,16 +219,14 @@ class IngestLoops:
                 break
             chunks += await self._kv.to_store(scope, [doc_id])
         for tenant, part in calls(chunks, lambda chunk: chunk):
-            alone = [replace(chunk, copies=[]) for chunk in part if chunk.copies]
             failed = {
                 reply.chunk_id: reply.message
-                for wanted in (part, alone)
-                async for _, reply in self._kv.replies(tenant, wanted)
+                async for _, reply in self._kv.replies(tenant, part, complete=True)
                 if reply.status == "failed"
             }
             for doc_id in sorted({chunk.doc_id for chunk in part if chunk.chunk_id in failed}):
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
-            await self._chunks.note_complete([chunk.chunk_id for chunk in part])
+            await self._chunks.note_stored([chunk.chunk_id for chunk in part], complete=True)
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""
@@ -205,49 +235,3 @@ class IngestLoops:
         for document in await self._retriever.run(self._retriever.catalog.pinned):
             await self._store_all([document])
         self._pins_checked_at = time.monotonic()
-
-
-RATE_WINDOW_S = 60.0  # what counts as recent
-MIN_RATE_S = 0.5  # less is not measured: chunks that were stored already are answered at once
-MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
-
-
-class TokenRate:
-    """How fast KV is stored: tokens per second of the last minute that had some to store."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._added: deque[tuple[float, float]] = deque()  # (when, tokens), the first one the start
-        self._known: float | None = None  # until the present run has been measured
-
-    def begin(self) -> None:
-        """Note that there is something to compute, unless there was before."""
-        if not self._added:
-            self._added.append((self._clock(), 0.0))
-
-    def add(self, tokens: float) -> None:
-        """Count tokens whose KV was stored."""
-        now = self._clock()
-        self._added.append((now, tokens))
-        while len(self._added) > 2 and now - self._added[1][0] > RATE_WINDOW_S:
-            self._added.popleft()
-
-    def end(self) -> None:
-        """Note that there is nothing to compute: the time until the next `begin` does not count."""
-        self._known = self.per_s
-        self._added.clear()
-
-    @property
-    def per_s(self) -> float | None:
-        """Tokens per second; None if less than MIN_RATE_TOKENS were ever stored in one run."""
-        if len(self._added) < 2:
-            return self._known
-        seconds = self._clock() - self._added[0][0]
-        tokens = sum(tokens for _, tokens in list(self._added)[1:])
-        measured = seconds >= MIN_RATE_S and tokens >= MIN_RATE_TOKENS
-        return tokens / seconds if measured else self._known
-
-    def seconds_for(self, tokens: float) -> float | None:
-        """Return how long so many tokens will take; None if that is not known."""
-        rate = self.per_s
-        return tokens / rate if rate else None
