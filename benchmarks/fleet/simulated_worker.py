@@ -13,9 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from service.gateway.fleet.routing.cost import Place, document_s
+from service.gateway.fleet.routing.cost import UNKNOWN_TIER, Place, document_s
 from service.gateway.fleet.routing.router import Policy
-from service.gateway.fleet.routing.worker_table import UNKNOWN_TIER
 from service.messages.replies import WorkerLoad
 
 PREFILL_SHARE = 0.5

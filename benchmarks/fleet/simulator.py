@@ -16,10 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.fleet.simulated_worker import Fleet, Outcome, Request, SimulatedWorker
-from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.cost import Backlog, Work, WorkerTable
 from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.router import Router
-from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.messages.replies import Holdings
 
 __all__ = ["Fleet", "Outcome", "Request", "Simulation", "name"]

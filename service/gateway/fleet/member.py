@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
+from service.gateway.fleet.routing.cost import Backlog, WorkerTable
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor

@@ -15,10 +15,9 @@ from contextlib import aclosing
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.fleet import all_workers
 from service.gateway.fleet.member import Member
-from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.cost import Work, WorkerTable
 from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.router import Policy, Router, work_of
-from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event

@@ -19,7 +19,6 @@ from service.errors import InvalidRequest, KvstitchError
 from service.messages.replies import Reply
 from service.messages.requests import Generate
 from service.worker.engine.answering import Answering, Endings
-from service.worker.engine.explainer import Explainer
 from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
@@ -40,6 +39,7 @@ from service.worker.prefix_cache import PrefixCache, holds
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.report import Explainer
 from service.worker.sequences.reuse import find_history, find_reuse, seen_by
 from service.worker.sequences.sequence import prompt_ids
 

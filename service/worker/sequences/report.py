@@ -1,13 +1,27 @@
-"""Builds the report that is sent with an answer: how it was computed, and what that cost."""
+"""What is said of a prompt: with an answer, how it was computed and what that cost; before it, what
+it would cost, from where its chunks are and what the planner decides. A forecast reads no chunk and
+moves none between tiers."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from service.messages.reports import Report, SegmentReport
-from service.messages.requests import ColdMode
+from service.messages.replies import Explained, Failed
+from service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
+from service.messages.requests import ColdMode, Generate
+from service.worker.loading.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
+from service.worker.loading.loader import Loader
+from service.worker.loading.planner import Planner
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
-from service.worker.prefix_cache import POOL
+from service.worker.methods.bases.fusion import PromptShape
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import full_prefill
+from service.worker.prefix_cache import POOL, PrefixCache
+from service.worker.sequences.admission import Admission
+from service.worker.sequences.reuse import look_up_history, new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
 
@@ -109,3 +123,147 @@ def reused_by_segment(sequence: EngineSequence, tokens: int) -> list[int]:
         out.append(min(segment, tokens))
         tokens -= out[-1]
     return out
+
+
+Lookup = tuple[EngineSequence, dict[str, str], Future[None]]
+"""A request's sequence, the tiers of its chunks by key, and when these are found."""
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Makes the forecasts of one engine."""
+
+    decoder: DecoderModel
+    admission: Admission
+    loader: Loader
+    planner: Planner
+    prefix_cache: PrefixCache
+    _lookups: list[Lookup] = field(default_factory=list)
+
+    def begin(self, request: Generate) -> None:
+        """Start to look up the request's chunks in the tiers."""
+        sequence = self.admission.sequence(request, time.monotonic())
+        tiers: dict[str, str] = {}
+        wanted = [address for address in sequence.asked.addresses if address is not None]
+        self._lookups.append((sequence, tiers, self.loader.find(wanted, tiers.update)))
+
+    def finished(self, *, crowded: bool) -> list[Explained | Failed]:
+        """Return the results for requests whose look-ups are finished."""
+        replies: list[Explained | Failed] = []
+        for lookup in [x for x in self._lookups if x[2].done()]:
+            self._lookups.remove(lookup)
+            sequence, tiers, found = lookup
+            try:
+                found.result()
+                sequence.history = look_up_history(self.prefix_cache, sequence)
+                forecast = self._forecast(sequence, tiers, crowded)
+                replies.append(
+                    Explained(sequence.id, self._continuing(sequence, forecast, crowded))
+                )
+            except Exception as error:
+                replies.append(Failed.of(sequence.id, error))
+        return replies
+
+    def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
+        asked = sequence.to_load
+        segments = found_segments(asked, tiers)
+        planner = self.planner if self.planner.deciding else None
+        plan = plan_loads(asked, segments, planner, self.loader.bytes_left(), crowded=crowded)
+        seconds, flops = self.planner.forecast(plan.prompt)
+        full_flops = full_prefill(self.decoder, sequence.asked.prompt_tokens)
+        computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
+        recomputed = self._recomputed_tokens(plan, computed)
+        system, *documents = [
+            self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments
+        ]
+        return Forecast(
+            prompt_tokens=sequence.asked.prompt_tokens,
+            system=system,
+            documents=documents,
+            recomputed_tokens=recomputed,
+            flops=flops if plan.prompt.as_stored else min(flops, full_flops),
+            full_prefill_flops=full_flops,
+            first_token_s=seconds,
+            full_prefill_s=self.planner.compute_s(full_flops, crowded=crowded),
+            measured=self.planner.compute.measured
+            and all(self.planner.tiers.measured(s.tier) for s in segments if s.is_slow),
+            warnings=sequence.warnings,
+            history_tokens=sequence.reused_history,
+        )
+
+    def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
+        """Return the forecast with what can be taken from an earlier prompt, if there is one."""
+        prompt = new_prompt(sequence) if self.prefix_cache.on else None
+        reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
+        if reuse is None:
+            return fresh
+        reused = reuse.tokens
+        rest = sequence.asked.prompt_tokens - reused
+        flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
+        parts = reused_by_segment(sequence, reused)
+        segments = [
+            _continued_segment(*each)
+            for each in zip((fresh.system, *fresh.documents), parts, strict=True)
+        ]
+        return replace(
+            fresh,
+            system=segments[0],
+            documents=segments[1:],
+            recomputed_tokens=rest,
+            history_tokens=0,
+            reused_tokens=reused,
+            reused_from=POOL,
+            flops=flops,
+            first_token_s=self.planner.compute_s(flops, crowded=crowded),
+        )
+
+    def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
+        prompt = plan.prompt
+        loaded = [s.tokens for s in plan.loads if s.number]
+        shape = PromptShape(
+            tokens=prompt.tokens,
+            question=prompt.question,
+            layers=self.decoder.layers,
+            uncached=prompt.uncached_tokens,
+            documents=[*prompt.documents, *loaded],
+        )
+        anew = prompt.method.recomputed_tokens(shape)
+        if not prompt.as_stored:
+            return min(prompt.tokens, prompt.question + prompt.uncached_tokens + anew)
+        # Repaired rows of a document that is computed anyway are not counted a second time.
+        documents = sum(s.tokens for s in computed if s.number)
+        anew = round(anew * (1 - documents / max(1, sum(shape.documents))))
+        return prompt.question + sum(s.tokens for s in computed) + anew
+
+    def _segment(
+        self, sequence: EngineSequence, segment: FoundSegment, *, loaded: bool
+    ) -> SegmentForecast:
+        loaded = loaded and segment.tier != UNCACHED
+        seconds = 0.0
+        if loaded and segment.is_slow:
+            seconds = self.planner.tiers.seconds(segment.tier, segment.nbytes, segment.parts)
+        documents = sequence.asked.request.documents
+        computed: ColdMode | Literal[""] = ""
+        if segment.tokens and not loaded:
+            computed = "as_stored" if sequence.asked.as_stored else "in_context"
+        return SegmentForecast(
+            chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
+            tokens=segment.tokens,
+            tier=segment.tier,
+            stored_bytes=segment.stored_bytes,
+            load_bytes=segment.nbytes if loaded else 0,
+            action="load" if loaded else "recompute",
+            load_s=seconds,
+            computed=computed,
+            behind=documents[segment.number - 1].chunks_behind if segment.number else 0,
+        )
+
+
+def _continued_segment(segment: SegmentForecast, reused: int) -> SegmentForecast:
+    """Return a segment of a prompt that continues another: what is not reused is computed."""
+    nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
+    if segment.tokens and reused == segment.tokens:
+        return replace(nothing_read, tier=POOL, action="reuse", computed="")
+    return replace(
+        nothing_read, action="recompute", computed="in_context" if segment.tokens else ""
+    )

@@ -19,9 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.routing.cost import Costs, Place, Work, costs
+from service.gateway.fleet.routing.cost import Costs, Counts, Place, Work, WorkerTable, costs
 from service.gateway.fleet.routing.directory import Directory, PrefixMap, prompt_beginnings
-from service.gateway.fleet.routing.worker_table import Counts, WorkerTable
 from service.messages.requests import ChunkNames, Generate
 
 BOUND = 1.25  # a home's backlog is at most this many times the mean

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.gateway.fleet.routing.cost import Place, Work, costs
-from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
+from service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable, costs
 from service.messages.replies import WorkerLoad
 
 

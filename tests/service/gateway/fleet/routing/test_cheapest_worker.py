@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.fleet.routing.cost import Place, Work
+from service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable
 from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.router import EQUAL_DIGITS, Router, home
-from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.messages.replies import Holdings, WorkerLoad
 from tests.service.gateway.fleet.routing.one_worker import cost
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from service.gateway.fleet.routing.cost import AWAY, Place
-from service.gateway.fleet.routing.worker_table import UNKNOWN_TIER
+from service.gateway.fleet.routing.cost import AWAY, UNKNOWN_TIER, Place
 from service.messages.replies import WorkerLoad
 from tests.service.gateway.fleet.routing.one_worker import cost, work
 

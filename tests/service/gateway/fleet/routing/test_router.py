@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.cost import STALE_S, TRIALS, Backlog, Work, WorkerTable
 from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.router import Policy, Router, work_of
-from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, Backlog, WorkerTable
 from service.messages.replies import Holdings, WorkerLoad
 from service.messages.requests import ChunkTokens, Generate, Method
 
