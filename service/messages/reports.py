@@ -5,47 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from service.messages.requests import ColdMode, Method
+from kvstitch.records.answers import CacheSegment, SegmentForecastOut
+from kvstitch.records.base import record
+from service.messages.requests import Method
 
 
-@dataclass(frozen=True)
-class SegmentReport:
-    """What happened to one segment.
-
-    `tier` is where its KV came from: memory, ssd, redis, s3; "pool" when all of it was in the
-    prefix cache, in the KV pool; or "cold" when it was computed because no usable copy existed
-    (`problems` says why).
-    """
+@record
+class SegmentReport(CacheSegment):
+    """What happened to one segment; `chunk_id` is -1 of the system prompt."""
 
     chunk_id: int
-    tokens: int
-    tier: str
-    bytes: int  # read from that tier
-    stored_bytes: int  # of the segment's whole stored KV
-    load_s: float
-    rows_recomputed: int  # its rows that were computed with the prompt, all of them or a repair
-    problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"
-    plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
-    why: str = ""  # of a plan that is not to load
-    computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
-    behind: int = 0  # chunks of the collection in the prefix of its stored KV
-    reused: int = 0  # its tokens whose KV was in the prefix cache
 
 
-@dataclass(frozen=True)
-class SegmentForecast:
-    """What would happen to one segment."""
+@record
+class SegmentForecast(SegmentForecastOut):
+    """What would happen to one segment; `chunk_id` is -1 of the system prompt."""
 
     chunk_id: int
-    tokens: int
-    tier: str  # which holds its KV now, or "cold"
-    stored_bytes: int
-    load_bytes: int  # of these, how many would be read
-    action: str  # "load", "recompute", or "reuse" of what is in the prefix cache
-    load_s: float
-    computed: ColdMode | Literal[""] = ""  # how, if it would be
-    behind: int = 0  # chunks of the collection in the prefix of its stored KV
-    reused: int = 0  # tokens whose KV is in the prefix cache
 
 
 @dataclass(frozen=True)

@@ -222,18 +222,26 @@ class FakeWorker:
     def _explain(self, request: Generate) -> Failed | Explained:
         if self.refuse is not None:
             return Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
-        system = SegmentForecast(-1, len(request.system), "memory", 64, 64, "load", 0.0)
+        system = SegmentForecast(
+            chunk_id=-1,
+            tokens=len(request.system),
+            tier="memory",
+            stored_bytes=64,
+            load_bytes=64,
+            action="load",
+            load_s=0.0,
+        )
         segments = [self._segment(chunk, request.cold) for chunk in request.documents]
         documents = [
             SegmentForecast(
-                s.chunk_id,
-                s.tokens,
-                s.tier,
-                s.stored_bytes,
-                s.bytes,
-                "recompute" if s.tier == "cold" else "load",
-                0.001,
-                request.cold if s.tier == "cold" else "",
+                chunk_id=s.chunk_id,
+                tokens=s.tokens,
+                tier=s.tier,
+                stored_bytes=s.stored_bytes,
+                load_bytes=s.bytes,
+                action="recompute" if s.tier == "cold" else "load",
+                load_s=0.001,
+                computed=request.cold if s.tier == "cold" else "",
             )
             for s in segments
         ]
@@ -254,7 +262,18 @@ class FakeWorker:
     def _report(self, request: Generate, sent: int) -> Report:
         documents = [self._segment(chunk, request.cold) for chunk in request.documents]
         cached = sum(d.tokens for d in documents if d.tier == "memory")
-        system = SegmentReport(-1, len(request.system), "memory", 64, 64, 0.0, 0)
+        system = SegmentReport(
+            chunk_id=-1,
+            tokens=len(request.system),
+            tier="memory",
+            bytes=64,
+            stored_bytes=64,
+            load_s=0.0,
+            rows_recomputed=0,
+            problems=[],
+            plan="",
+            why="",
+        )
         total = len(request.system) + sum(d.tokens for d in documents) + len(request.question)
         return Report(
             prompt_tokens=total,
@@ -279,13 +298,14 @@ class FakeWorker:
         known = stored_key(chunk) in self.stored
         tokens = len(chunk.ids)
         return SegmentReport(
-            chunk.chunk_id,
-            tokens,
-            "memory" if known else "cold",
-            1024 * tokens if known else 0,
-            1024 * tokens,
-            0.001,
-            0 if known else tokens,
+            chunk_id=chunk.chunk_id,
+            tokens=tokens,
+            tier="memory" if known else "cold",
+            bytes=1024 * tokens if known else 0,
+            stored_bytes=1024 * tokens,
+            load_s=0.001,
+            rows_recomputed=0 if known else tokens,
+            problems=[],
             plan="load" if known else "recompute",
             why="" if known else "not stored",
             computed="" if known else cold,

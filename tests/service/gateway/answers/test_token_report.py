@@ -28,7 +28,18 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def segment(tokens: int, tier: str) -> SegmentReport:
-    return SegmentReport(7, tokens, tier, 0, 0, 0.0, 0)
+    return SegmentReport(
+        chunk_id=7,
+        tokens=tokens,
+        tier=tier,
+        bytes=0,
+        stored_bytes=0,
+        load_s=0.0,
+        rows_recomputed=0,
+        problems=[],
+        plan="",
+        why="",
+    )
 
 
 def report(system: SegmentReport, *documents: SegmentReport) -> Report:
