@@ -14,7 +14,6 @@ from service.errors import KvstitchError
 from service.gateway.composition import Gateway
 from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
-from service.gateway.http.mcp.server import McpServer
 from service.gateway.http.middleware import Authentication, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
@@ -54,7 +53,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         title="kvstitch", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.gateway = gateway
-    app.state.mcp = McpServer(gateway)
+    app.state.mcp = mcp.McpServer(gateway)
     app.state.error_forms = {
         path: form for part in gateway.parts for path, form in part.errors.items()
     }

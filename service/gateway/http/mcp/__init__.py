@@ -1,1 +1,0 @@
-"""The Model Context Protocol at /mcp: the service as tools of an agent."""
