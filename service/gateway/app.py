@@ -15,17 +15,8 @@ from service.gateway.composition import Gateway
 from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, RequestContext
-from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
-from service.gateway.http.routes import (
-    answers,
-    documents,
-    jobs,
-    mcp,
-    openai,
-    operations,
-    pages,
-)
+from service.gateway.http.routes import answers, documents, mcp, operations, pages
 from service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
@@ -74,10 +65,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    for module in (
-        *(answers, openai, jobs, documents, operations, mcp),
-        pages,
-    ):
+    for module in (answers, documents, operations, mcp, pages):
         app.include_router(module.router)
     for router in chain.from_iterable(part.routers for part in gateway.parts):
         app.include_router(router)
@@ -91,6 +79,7 @@ def _offered_names(gateway: Gateway) -> OfferedNames:
     if ready is None:
         return OfferedNames()
     names = [
-        model.id for model in list_models(gateway.prompts.model, gateway.prompts.created, ready)
+        model.id
+        for model in answers.list_models(gateway.prompts.model, gateway.prompts.created, ready)
     ]
     return OfferedNames(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))

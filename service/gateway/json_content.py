@@ -18,15 +18,15 @@ M = TypeVar("M", bound=BaseModel)
 _COUNTED_BYTES = 65_536  # at a time, so that other threads get their turn
 
 
-def parse_json(body: bytes, max_values: int) -> Any:
-    """Return the content of a JSON body."""
+def read_json(body: bytes, max_values: int, model: type[M]) -> M | None:
+    """Return the content of a JSON body as a `model`, None for null."""
     if has_more_values(body, max_values):
         raise BodyTooLarge(
             f"the body holds more than {max_values} values: send it in several calls", field="body"
         )
     try:
         # Counting sees bytes, so that no other encoding than UTF-8 may be guessed.
-        return json.loads(body.decode("utf-8-sig"))
+        content = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise not_utf8(error) from error
     except json.JSONDecodeError as error:
@@ -35,6 +35,7 @@ def parse_json(body: bytes, max_values: int) -> Any:
         ) from error
     except RecursionError:
         raise MalformedBody("the body is nested too deeply", field="body") from None
+    return None if content is None else validated(content, model)
 
 
 def has_more_values(body: bytes, limit: int) -> bool:

@@ -22,8 +22,8 @@ from kvstitch_audit.audit_writer import AuditWriter
 from kvstitch_audit.chain import Event
 from service.errors import KvstitchError
 from service.gateway.auth.access import Principal
+from service.gateway.http.dependencies import QUESTIONS, take_notes
 from service.gateway.http.problems import respond
-from service.gateway.http.request_notes import QUESTIONS, take_notes
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,8 @@ from kvstitch_dify.schemas import Records, Refusal, RetrievalRequest
 from service.errors import NotFound
 from service.gateway.admission import CallContext
 from service.gateway.composition import Gateway
-from service.gateway.http.answering import (
-    json_response,
-    respond_unless_disconnected,
-    server_timing,
-)
-from service.gateway.http.dependencies import CallContextDep, GatewayDep
-from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.request_notes import note
+from service.gateway.http.answering import json_response, respond_unless_disconnected
+from service.gateway.http.dependencies import CallContextDep, GatewayDep, JsonRoute, note
 from service.plugins import GatewayPart
 
 router = APIRouter(route_class=JsonRoute)
@@ -98,7 +92,7 @@ async def retrieval(
         request,
         lambda found: json_response(
             Records(records=[translation.record(each, found.ranked_by) for each in found.results]),
-            server_timing(found.stages),
+            found.stages,
         ),
     )
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.openai.common import LENIENT
+from service.gateway.schemas.fields import LENIENT, Unicode
 
 Operator = Literal[
     "contains", "not contains", "start with", "end with", "is", "is not", "in", "not in",

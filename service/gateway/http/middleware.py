@@ -10,14 +10,20 @@ import asyncio
 import re
 import time
 import uuid
+import zlib
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTimeout, BodyTooLarge, KvstitchError, UnsupportedMediaType
+from service.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    KvstitchError,
+    MalformedBody,
+    UnsupportedMediaType,
+)
 from service.gateway.auth.access import Access
-from service.gateway.http.content_coding import Decompressed, decompressed_scope, is_compressed
 from service.gateway.http.problems import cut_off, respond
 from service.gateway.http.uploads import JSON_LINES
 from service.gateway.prometheus import GatewayMetrics
@@ -36,6 +42,8 @@ SAFE_HEADERS = {
 # Bodies that are read as they come in, and may therefore be larger than memory allows for others.
 STREAMED_TYPES = ("multipart/form-data", *JSON_LINES)
 SLOWEST_BYTES_PER_S = 16_384  # of a body that may take longer because it is long
+PIECE_BYTES = 262_144  # of unpacked text at a time: others get their turn in between
+_WITH_GZIP_HEADER = 31  # what zlib calls it
 UPLOAD_PATH = "/admin/precompute"
 # Served without a key, because nothing here depends on anybody's documents.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/ui")
@@ -48,11 +56,6 @@ class RequestContext:
     A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
     refused by its Content-Length, or cut off while it comes in; one that is compressed, while it is
     unpacked.
-
-    Args:
-        app: The application.
-        limits: How long bodies may be, and for how long they may come in.
-        metrics: Where responses are counted.
     """
 
     def __init__(self, app: ASGIApp, *, limits: LimitSettings, metrics: GatewayMetrics) -> None:
@@ -72,13 +75,6 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state["arrived"], state["request_id"] = time.perf_counter(), request_id
         started = False
-        received = 0
-        unpacked = 0
-        complete = False
-        streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
-        limit = self._limits.max_request_bytes
-        if scope["path"] == UPLOAD_PATH:
-            limit = self._limits.max_upload_bytes if streamed else self._limits.max_body_bytes
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
@@ -93,41 +89,8 @@ class RequestContext:
                 self._metrics.responses.labels(route, str(message["status"])).inc()
             await send(message)
 
-        async def receive_bounded() -> Message:
-            nonlocal received, complete
-            if complete:  # only a disconnect can come
-                return await receive()
-            allowed_s = self._limits.body_timeout_s + received / SLOWEST_BYTES_PER_S
-            try:
-                async with asyncio.timeout(state["arrived"] + allowed_s - time.perf_counter()):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout(
-                    f"{received} bytes of the body came in {allowed_s:.0f} s: send it faster, or "
-                    "in several calls"
-                ) from None
-            complete = not message.get("more_body", False)
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            return message
-
-        async def receive_unpacked() -> Message:
-            nonlocal unpacked
-            message = await decompressed()
-            unpacked += len(message.get("body", b""))
-            if unpacked > limit:
-                raise _too_large(limit)
-            return message
-
-        length = headers.get("content-length", "")
-        receive_body: Receive = receive_bounded
         try:
-            if length.isdigit() and int(length) > limit:
-                raise _too_large(limit)
-            if is_compressed(headers):
-                decompressed = Decompressed(receive_bounded)
-                scope, receive_body = decompressed_scope(scope), receive_unpacked
+            scope, receive_body = self._bounded(scope, headers, receive)
             await self._app(scope, receive_body, send_with_id)
         except (BodyTimeout, BodyTooLarge, UnsupportedMediaType) as error:
             if started:
@@ -138,9 +101,108 @@ class RequestContext:
                 raise
             await respond(Request(scope), cut_off())(scope, receive, send_with_id)
 
+    def _bounded(self, scope: Scope, headers: Headers, receive: Receive) -> tuple[Scope, Receive]:
+        """Return what gives no more of the body than is allowed, unpacked, and the scope of that.
 
-def _is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)
+        Raises:
+            BodyTooLarge: The body says so.
+            UnsupportedMediaType: It cannot be unpacked.
+        """
+        limit = self._limits.max_request_bytes
+        if scope["path"] == UPLOAD_PATH:
+            streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
+            limit = self._limits.max_upload_bytes if streamed else self._limits.max_body_bytes
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        timeout_s = self._limits.body_timeout_s
+        body = BoundedBody(receive, limit, scope["state"]["arrived"], timeout_s)
+        coding = headers.get("content-encoding", "").strip().lower()
+        if coding in ("", "identity"):
+            return scope, body
+        if coding not in ("gzip", "x-gzip"):
+            raise UnsupportedMediaType(
+                f"Content-Encoding {coding} cannot be read: send the body as it is, or gzip"
+            )
+        of_packed = (b"content-encoding", b"content-length")
+        kept = [(name, value) for name, value in scope["headers"] if name.lower() not in of_packed]
+        return {**scope, "headers": kept}, UnpackedBody(body, limit)
+
+
+class BoundedBody:
+    """An ASGI `receive` that raises BodyTooLarge or BodyTimeout for a body that is above a limit,
+    or slow; `arrived` is by time.perf_counter."""
+
+    def __init__(self, receive: Receive, limit: int, arrived: float, timeout_s: float) -> None:
+        self._receive, self._limit = receive, limit
+        self._ends = arrived + timeout_s
+        self._timeout_s = timeout_s
+        self._received = 0
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:  # only a disconnect can come
+            return await self._receive()
+        more_s = self._received / SLOWEST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(self._ends + more_s - time.perf_counter()):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTimeout(
+                f"{self._received} bytes of the body came in {self._timeout_s + more_s:.0f} s: "
+                "send it faster, or in several calls"
+            ) from None
+        self._complete = not message.get("more_body", False)
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
+            raise _too_large(self._limit)
+        return message
+
+
+class UnpackedBody:
+    """An ASGI `receive` that gives the content of a gzip body, `PIECE_BYTES` at most at a time;
+    raises BodyTooLarge, MalformedBody."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self._limit = receive, limit
+        self._decoder = zlib.decompressobj(_WITH_GZIP_HEADER)
+        self._packed = b""  # came in, and is not unpacked yet
+        self._pending = False  # whether the decoder may hold more without any input
+        self._more = True  # whether more may come in
+        self._any = False
+        self._unpacked = 0
+
+    async def __call__(self) -> Message:
+        if not self._packed and not self._pending:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._packed, self._more = message.get("body", b""), message.get("more_body", False)
+            self._any |= bool(self._packed)
+        piece = self._unpack()
+        complete = not (self._packed or self._pending or self._more)
+        if complete and self._any and not self._decoder.eof:
+            raise MalformedBody("the body is gzip that ends too soon: send all of it", field="body")
+        self._unpacked += len(piece)
+        await asyncio.sleep(0)
+        if self._unpacked > self._limit:
+            raise _too_large(self._limit)
+        return {"type": "http.request", "body": piece, "more_body": not complete}
+
+    def _unpack(self) -> bytes:
+        if self._packed and self._decoder.eof:  # several files one after another are one, too
+            self._decoder = zlib.decompressobj(_WITH_GZIP_HEADER)
+        try:
+            piece = self._decoder.decompress(self._packed, PIECE_BYTES)
+        except zlib.error as error:
+            raise MalformedBody(
+                f"Content-Encoding says gzip, and the body is none ({error}): send it as it is, "
+                "or compress it",
+                field="body",
+            ) from error
+        self._packed = self._decoder.unused_data or self._decoder.unconsumed_tail
+        self._pending = len(piece) == PIECE_BYTES and not self._decoder.eof
+        return piece
 
 
 def _too_large(limit: int) -> BodyTooLarge:
@@ -157,7 +219,9 @@ class Authentication:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_public(scope["path"]):
+        path = scope.get("path", "")
+        public = path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)
+        if scope["type"] == "http" and not public:
             try:
                 principal = await self._access.authenticate(Headers(scope=scope))
             except KvstitchError as error:

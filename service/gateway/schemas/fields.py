@@ -17,6 +17,8 @@ from pydantic import (
 )
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+# Other fields are kept, so that `http.openai.field_table` can say what becomes of each.
+LENIENT = ConfigDict(extra="allow", strict=True)
 MAX_UNKNOWN_FIELDS = 5  # that an error names; each costs several hundred bytes
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.fields import Unicode
+from service.gateway.schemas.fields import LENIENT, Unicode
 from service.gateway.schemas.generate import SearchChoices
-from service.gateway.schemas.openai.common import LENIENT
 
 
 class SearchRequest(SearchChoices):

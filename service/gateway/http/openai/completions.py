@@ -20,17 +20,16 @@ from kvstitch.records.answers import Answer, Citation, TokenLogprob
 from service.errors import KvstitchError
 from service.gateway.answers.answer_service import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from service.gateway.http.answering import data_line, json_value
 from service.gateway.http.openai.envelope import (
     Envelope,
     chat_logprobs,
     finish_reason,
     text_logprobs,
-    total_usage,
-    url_annotations,
 )
 from service.gateway.http.problems import openai_error
-from service.gateway.http.sse import data_line
-from service.gateway.schemas.openai.chat import (
+from service.gateway.schemas.openai import ChatRequest
+from service.gateway.schemas.openai_answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -39,7 +38,6 @@ from service.gateway.schemas.openai.chat import (
     TextChoice,
     ToolCallOut,
 )
-from service.gateway.schemas.writing import json_value
 from service.gateway.tool_calls.call_parser import (
     CallArguments,
     CallParser,
@@ -48,67 +46,6 @@ from service.gateway.tool_calls.call_parser import (
     Piece,
     Text,
 )
-
-
-def completion(envelope: Envelope, responses: Sequence[Answer]) -> ChatCompletion | Completion:
-    """Return the response that holds these answers, in the order of their indices."""
-    parsers = [_parsed(envelope, response) for response in responses]
-    first = responses[0]
-    details = envelope.details(first, parsers[0], first.citations if envelope.citations else None)
-    for response, parser in zip(responses[1:], parsers[1:], strict=True):
-        found = envelope.details(response, parser).warnings
-        details.warnings += [text for text in found if text not in details.warnings]
-    common: dict[str, Any] = {
-        "id": envelope.public_id,
-        "created": envelope.created,
-        "model": envelope.model,
-        "usage": total_usage(responses, envelope.prompts),
-        "kvstitch": details,
-    }
-    if envelope.chat:
-        answers = enumerate(zip(responses, parsers, strict=True))
-        return ChatCompletion(
-            choices=[_chat_choice(envelope, n, *each) for n, each in answers], **common
-        )
-    texts = [
-        TextChoice(
-            index=number,
-            text=response.text,
-            logprobs=text_logprobs(response.logprobs),
-            finish_reason="stop" if response.finish_reason == "stop" else "length",
-        )
-        for number, response in enumerate(responses)
-    ]
-    return Completion(choices=texts, **common)
-
-
-def _parsed(envelope: Envelope, response: Answer) -> CallParser | None:
-    parser = envelope.parser(early=False)
-    if parser is not None:
-        parser.push(response.text)
-        parser.finish(cut=finish_reason(response.finish_reason) == "length")
-    return parser
-
-
-def _chat_choice(
-    envelope: Envelope, number: int, response: Answer, parser: CallParser | None
-) -> ChatChoice:
-    answer = ParsedAnswer(response.text) if parser is None else parser.answer
-    calls = [
-        ToolCallOut(id=call.id, function={"name": call.name, "arguments": call.arguments})
-        for call in answer.calls
-    ]
-    return ChatChoice(
-        index=number,
-        message=AnswerMessage(
-            content=None if calls and not answer.text else answer.text,
-            annotations=url_annotations(response, envelope.links, answer.text),
-            tool_calls=calls or None,
-        ),
-        logprobs=chat_logprobs(response.logprobs),
-        finish_reason=finish_reason(response.finish_reason, parser),
-    )
-
 
 DONE = "data: [DONE]\n\n"
 
@@ -124,13 +61,69 @@ class _Choice:
     response: Answer | None = None
 
 
-class CompletionChunks:
-    """Framing of a stream, without `id:` and `event:` lines: some clients cannot parse them."""
+class CompletionWriter:
+    """Answers as one object, or as chunks without `id:` and `event:` lines: some clients cannot
+    parse them."""
 
-    def __init__(self, envelope: Envelope, *, choices: int, include_usage: bool) -> None:
+    def __init__(self, envelope: Envelope) -> None:
+        asked = envelope.asked
         self._envelope = envelope
-        self._include_usage = include_usage
-        self._choices = [_Choice(envelope.parser(early=True)) for _ in range(choices)]
+        self._chat = isinstance(asked.body, ChatRequest)
+        self._id = ("chatcmpl-" if self._chat else "cmpl-") + envelope.bare_id
+        options = asked.body.stream_options
+        self._include_usage = bool(options and options.include_usage)
+        self._choices = [_Choice(envelope.parser()) for _ in asked.requests]
+
+    def whole(self, results: Sequence[Answer]) -> ChatCompletion | Completion:
+        envelope, first = self._envelope, results[0]
+        parsers = [choice.parser for choice in self._choices]
+        for parser, result in zip(parsers, results, strict=True):
+            if parser is not None:
+                parser.push(result.text)
+                parser.finish(cut=finish_reason(result.finish_reason) == "length")
+        cited = first.citations if envelope.citations else None
+        details = envelope.details(first, parsers[0], cited)
+        for result, parser in zip(results[1:], parsers[1:], strict=True):
+            found = envelope.details(result, parser).warnings
+            details.warnings += [text for text in found if text not in details.warnings]
+        common: dict[str, Any] = {
+            "id": self._id,
+            "created": envelope.created,
+            "model": envelope.model,
+            "usage": envelope.usage(results),
+            "kvstitch": details,
+        }
+        numbered = enumerate(results)
+        if self._chat:
+            chats = [self._chat_choice(n, result, parsers[n]) for n, result in numbered]
+            return ChatCompletion(choices=chats, **common)
+        texts = [
+            TextChoice(
+                index=number,
+                text=result.text,
+                logprobs=text_logprobs(result.logprobs),
+                finish_reason="stop" if result.finish_reason == "stop" else "length",
+            )
+            for number, result in numbered
+        ]
+        return Completion(choices=texts, **common)
+
+    def _chat_choice(self, number: int, result: Answer, parser: CallParser | None) -> ChatChoice:
+        answer = ParsedAnswer(result.text) if parser is None else parser.answer
+        calls = [
+            ToolCallOut(id=call.id, function={"name": call.name, "arguments": call.arguments})
+            for call in answer.calls
+        ]
+        return ChatChoice(
+            index=number,
+            message=AnswerMessage(
+                content=None if calls and not answer.text else answer.text,
+                annotations=self._envelope.annotations(result, answer.text),
+                tool_calls=calls or None,
+            ),
+            logprobs=chat_logprobs(result.logprobs),
+            finish_reason=finish_reason(result.finish_reason, parser),
+        )
 
     def event(self, event: NumberedEvent) -> bytes:
         number, what = event
@@ -153,7 +146,7 @@ class CompletionChunks:
     def _first(self, number: int, choice: _Choice, citations: list[Citation]) -> str:
         shown = [json_value(c, exclude_none=True) for c in citations]
         extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
-        first: Any = {"role": "assistant", "content": ""} if self._envelope.chat else ""
+        first: Any = {"role": "assistant", "content": ""} if self._chat else ""
         chunk = self._chunk([self._choice(number, first)], extra)
         if extra and citations:
             return chunk
@@ -170,7 +163,7 @@ class CompletionChunks:
         self, number: int, choice: _Choice, text: str, logprobs: list[TokenLogprob] | None
     ) -> str:
         if choice.parser is None:
-            delta: Any = {"content": text} if self._envelope.chat else text
+            delta: Any = {"content": text} if self._chat else text
             return self._chunk([self._choice(number, delta, logprobs=logprobs)])
         choice.logprobs += logprobs or []
         pieces = choice.parser.push(text)
@@ -199,20 +192,20 @@ class CompletionChunks:
         details = self._envelope.details(response, choice.parser, cited)
         without = {"citations"} if cited is None else None
         facts = details.model_dump(mode="json", exclude=without)
-        last: Any = self._last_delta(choice, response) if self._envelope.chat else ""
+        last: Any = self._last_delta(choice, response) if self._chat else ""
         reason = finish_reason(response.finish_reason, choice.parser)
         out += self._chunk([self._choice(number, last, reason=reason)], {"kvstitch": facts})
         ended = [each.response for each in self._choices if each.response is not None]
         if len(ended) < len(self._choices):
             return out
         if self._include_usage:
-            usage = total_usage(ended, self._envelope.prompts)
+            usage = self._envelope.usage(ended)
             out += self._chunk([], {"usage": json_value(usage)})
         return out + DONE
 
     def _last_delta(self, choice: _Choice, response: Answer) -> dict[str, Any]:
         text = response.text if choice.parser is None else choice.parser.answer.text
-        found = url_annotations(response, self._envelope.links, text)
+        found = self._envelope.annotations(response, text)
         return {"annotations": [each.model_dump() for each in found]} if found else {}
 
     def _choice(
@@ -223,7 +216,7 @@ class CompletionChunks:
         reason: FinishReason | None = None,
         logprobs: list[TokenLogprob] | None = None,
     ) -> dict[str, Any]:
-        chat = self._envelope.chat
+        chat = self._chat
         shown = chat_logprobs(logprobs) if chat else text_logprobs(logprobs)
         return {
             "index": number,
@@ -235,8 +228,8 @@ class CompletionChunks:
     def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> str:
         return data_line(
             {
-                "id": self._envelope.public_id,
-                "object": "chat.completion.chunk" if self._envelope.chat else "text_completion",
+                "id": self._id,
+                "object": "chat.completion.chunk" if self._chat else "text_completion",
                 "created": self._envelope.created,
                 "model": self._envelope.model,
                 "choices": choices,

@@ -16,19 +16,17 @@ from service.gateway.http.openai.field_table import (
     TOOL,
     check_fields,
 )
-from service.gateway.schemas.openai.chat import (
+from service.gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
     ContentPart,
-    NamedTool,
-    ToolDefinition,
-)
-from service.gateway.schemas.openai.responses import (
     FunctionChoice,
     FunctionTool,
     InputItem,
     InputPart,
+    NamedTool,
     ResponsesRequest,
+    ToolDefinition,
 )
 from service.gateway.tool_calls.json_call import is_object, object_of
 from service.gateway.tool_calls.tools import Tool, ToolSet

@@ -1,4 +1,4 @@
-"""What responses to OpenAI's clients have in common: ids, usage, annotations, log-probabilities."""
+"""What responses to OpenAI's clients have in common: usage, annotations, log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,109 +16,55 @@ from kvstitch.records.answers import (
     TokenLogprob,
     Usage,
 )
-from service.gateway.schemas.openai.chat import (
+from service.gateway.http.openai.requests import TranslatedRequest
+from service.gateway.schemas.openai_answers import (
     Annotation,
     ChatLogprobs,
+    Details,
     FinishReason,
     TextLogprobs,
     UrlCitation,
 )
-from service.gateway.schemas.openai.common import Details
 from service.gateway.tool_calls.call_parser import CallParser
-from service.gateway.tool_calls.tools import ToolForm, ToolSet
-
-
-@dataclass(frozen=True)
-class DocumentLinks:
-    """Links to documents of one collection.
-
-    Attributes:
-        base: Address of this service as the client wrote it, with a slash at its end.
-        collection: None: the default one.
-    """
-
-    base: str
-    collection: str | None
-
-    def of(self, citation: Citation) -> str:
-        if citation.url is not None:
-            return citation.url
-        if citation.chunk_id < 0:
-            return ""
-        query = f"?{urlencode({'collection': self.collection})}" if self.collection else ""
-        return f"{self.base}admin/documents/{quote(citation.doc_id)}{query}"
-
-
-def url_annotations(response: Answer, links: DocumentLinks, text: str) -> list[Annotation]:
-    """Return an annotation for every sentence and passage that supports it.
-
-    Args:
-        response: The answer.
-        links: To its documents.
-        text: The message's; calls of tools may have been taken out of the answer's.
-
-    Returns:
-        None at all if the spans do not hold for `text`.
-    """
-    if text != response.text:
-        return []
-    cited = {citation.index: citation for citation in response.citations}
-    return [
-        Annotation(
-            url_citation=UrlCitation(
-                start_index=sentence.start,
-                end_index=sentence.end,
-                title=cited[index].title or cited[index].doc_id,
-                url=links.of(cited[index]),
-            )
-        )
-        for sentence in response.attributions or []
-        for index in sentence.citations
-    ]
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """One response.
+    """What all objects and chunks of one response hold.
 
     Attributes:
         id: Of its first answer.
-        model: The name that the client used.
-        chat: Chat completion, else text completion.
-        citations: Whether the answer holds citations.
-        links: To the documents that it cites.
-        tool_form: In which the model writes calls.
-        tools: That the answers may call.
-        notes: For the client, about its request.
-        prompts: How many prompts the choices answer.
+        asked: What it answers.
+        base: Address of this service as the client wrote it, with a slash at its end.
         created: Unix seconds.
     """
 
     id: str
-    model: str
-    chat: bool
-    citations: bool
-    links: DocumentLinks
-    tool_form: ToolForm
-    tools: ToolSet | None = None
-    notes: Sequence[str] = ()
-    prompts: int = 1
+    asked: TranslatedRequest
+    base: str
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def public_id(self) -> str:
-        """The id with OpenAI's prefix."""
-        return ("chatcmpl-" if self.chat else "cmpl-") + self.bare_id
 
     @property
     def bare_id(self) -> str:
         return self.id.removeprefix("rag-")
 
-    def parser(self, *, early: bool) -> CallParser | None:
+    @property
+    def model(self) -> str:
+        """The name that the client used."""
+        return self.asked.body.model or self.asked.served.model
+
+    @property
+    def citations(self) -> bool:
+        """Whether the answer holds citations."""
+        chosen = self.asked.body.kvstitch
+        return chosen is None or chosen.include_citations
+
+    def parser(self) -> CallParser | None:
         """Return what finds an answer's calls, None where there can be none."""
-        if self.tools is None:
+        asked = self.asked
+        if asked.tools is None:
             return None
-        return CallParser(self.tool_form, self.tools, early=early)
+        return CallParser(asked.served.tool_form, asked.tools, early=bool(asked.body.stream))
 
     def details(
         self,
@@ -129,8 +75,54 @@ class Envelope:
         """Return the object `kvstitch` of an answer."""
         names = Details.model_fields.keys() - {"citations", "warnings"}
         fields: dict[str, Any] = {name: getattr(response, name) for name in names}
-        warnings = [*self.notes, *response.warnings, *([] if parser is None else parser.warnings)]
+        called = [] if parser is None else parser.warnings
+        warnings = [*self.asked.notes, *response.warnings, *called]
         return Details(citations=citations, warnings=warnings, **fields)
+
+    def annotations(self, response: Answer, text: str) -> list[Annotation]:
+        """Return an annotation for every sentence and passage that supports it.
+
+        None at all if the spans do not hold for `text`, the message's: calls of tools may have been
+        taken out of the answer's.
+        """
+        if text != response.text:
+            return []
+        cited = {citation.index: citation for citation in response.citations}
+        return [
+            Annotation(
+                url_citation=UrlCitation(
+                    start_index=sentence.start,
+                    end_index=sentence.end,
+                    title=cited[index].title or cited[index].doc_id,
+                    url=self._link(cited[index]),
+                )
+            )
+            for sentence in response.attributions or []
+            for index in sentence.citations
+        ]
+
+    def _link(self, citation: Citation) -> str:
+        if citation.url is not None:
+            return citation.url
+        if citation.chunk_id < 0:
+            return ""
+        collection = self.asked.requests[0].collection
+        query = f"?{urlencode({'collection': collection})}" if collection else ""
+        return f"{self.base}admin/documents/{quote(citation.doc_id)}{query}"
+
+    def usage(self, responses: Sequence[Answer]) -> Usage:
+        """Return usage of all answers; a prompt that has several counts once, as OpenAI does."""
+        per_prompt = len(responses) // self.asked.prompts
+        asked = [response.usage for response in responses[::per_prompt]]
+        prompt_tokens = sum(usage.prompt_tokens for usage in asked)
+        completion_tokens = sum(response.usage.completion_tokens for response in responses)
+        cached = sum(usage.prompt_tokens_details.cached_tokens for usage in asked)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
 
 
 def finish_reason(reason: str, parser: CallParser | None = None) -> FinishReason:
@@ -138,21 +130,6 @@ def finish_reason(reason: str, parser: CallParser | None = None) -> FinishReason
     if reason != "stop":
         return "length"
     return "tool_calls" if parser is not None and parser.answer.calls else "stop"
-
-
-def total_usage(responses: Sequence[Answer], prompts: int) -> Usage:
-    """Return usage of all answers; a prompt that has several counts once, as OpenAI does."""
-    per_prompt = len(responses) // prompts
-    asked = [response.usage for response in responses[::per_prompt]]
-    prompt_tokens = sum(usage.prompt_tokens for usage in asked)
-    completion_tokens = sum(response.usage.completion_tokens for response in responses)
-    cached = sum(usage.prompt_tokens_details.cached_tokens for usage in asked)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-    )
 
 
 def chat_logprobs(logprobs: list[TokenLogprob] | None) -> ChatLogprobs | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.errors import InvalidRequest, KvstitchError, Unsupported
+from service.errors import InvalidRequest, KvstitchError, ModelNotFound, Unsupported
 from service.gateway.http.openai.conversations import (
     tools_of_chat,
     tools_of_response,
@@ -29,7 +29,6 @@ from service.gateway.http.openai.field_table import (
     TEXT_OPTIONS,
     check_fields,
 )
-from service.gateway.http.openai.model_presets import named_model
 from service.gateway.http.openai.structured_output import (
     WantedForm,
     form_of_text,
@@ -37,15 +36,20 @@ from service.gateway.http.openai.structured_output import (
     with_tools,
 )
 from service.gateway.json_content import from_validation
-from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
-from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
-from service.gateway.schemas.openai.common import (
+from service.gateway.schemas.generate import (
+    ConversationRequest,
+    GenerateRequest,
+    MethodChoice,
+)
+from service.gateway.schemas.openai import (
     MAX_CHOICES,
+    ChatRequest,
     CommonRequest,
+    CompletionRequest,
     Extension,
+    ResponsesRequest,
     SampledRequest,
 )
-from service.gateway.schemas.openai.responses import ResponsesRequest
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.replies import Ready
 from service.prompt import Turn
@@ -73,6 +77,7 @@ class TranslatedRequest:
     """One request of a client.
 
     Attributes:
+        body: As it was sent.
         requests: Per choice of the response, in the order of their indices.
         prompts: How many prompts they have: `n` choices stand for each.
         tools: That the answers may call.
@@ -80,6 +85,8 @@ class TranslatedRequest:
         as_sent: A field of GenerateRequest under the name that it has in the client's request.
     """
 
+    body: CommonRequest
+    served: Served
     requests: list[GenerateRequest]
     prompts: int = 1
     tools: ToolSet | None = None
@@ -117,7 +124,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
     }
     rename = _renaming("messages", form)
     requests = _each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
-    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
+    return TranslatedRequest(body, served, requests, 1, tools, _unique(notes), rename)
 
 
 def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
@@ -152,7 +159,7 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
             [Turn("user", text)], None, fields, n=n, seed=body.seed, rename=rename
         )
     ]
-    return TranslatedRequest(requests, len(texts), None, _unique(notes), rename)
+    return TranslatedRequest(body, served, requests, len(texts), None, _unique(notes), rename)
 
 
 def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
@@ -183,7 +190,7 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
         return _RESPONSES_NAMES.get(name or "", inner(name))
 
     requests = _each_choice(turns, tools, fields, n=1, seed=None, rename=rename)
-    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
+    return TranslatedRequest(body, served, requests, 1, tools, _unique(notes), rename)
 
 
 def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
@@ -193,9 +200,33 @@ def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
         name: getattr(chosen, name)
         for name in chosen.model_fields_set - {"fusion", "include_citations"}
     }
-    adapter, preset = named_model(body.model, served.model, served.ready)
+    adapter, preset = _named_model(body.model, served)
     fusion = chosen.fusion or preset
     return {**fields, "adapter": adapter, **({} if fusion is None else {"fusion": fusion})}
+
+
+def _named_model(name: str | None, served: Served) -> tuple[str | None, MethodChoice | None]:
+    """Return the adapter and the fusion method that a model name stands for, None for none.
+
+    kvstitch-demo              the default fusion method
+    kvstitch-demo:vanilla      this fusion method, with its default parameters
+    legal, legal:vanilla       the same with the adapter named legal
+    """
+    if name is None or name == served.model:
+        return None, None
+    adapters = [each.name for each in served.ready.adapters]
+    if name in adapters:
+        return name, None
+    base, _, method = name.rpartition(":")
+    known = method in {info.name for info in served.ready.fusion if not info.unavailable}
+    if not known or base not in (served.model, *adapters):
+        names = ", ".join((served.model, *adapters))
+        raise ModelNotFound(
+            f"there is no model {name!r}: this service has {names}, also as NAME:METHOD; "
+            "GET /v1/models lists them",
+            field="model",
+        )
+    return None if base == served.model else base, MethodChoice(method=method)
 
 
 def _each_choice(

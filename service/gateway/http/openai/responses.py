@@ -18,16 +18,16 @@ from kvstitch.records.answers import Answer, Citation
 from service.errors import KvstitchError
 from service.gateway.answers.answer_service import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from service.gateway.http.answering import frame
 from service.gateway.http.openai.envelope import Envelope, finish_reason
 from service.gateway.http.problems import openai_error
-from service.gateway.http.sse import frame
-from service.gateway.schemas.openai.responses import (
+from service.gateway.schemas.openai import ResponsesRequest
+from service.gateway.schemas.openai_answers import (
     InputTokensDetails,
     OutputCall,
     OutputMessage,
     OutputText,
     ResponseObject,
-    ResponsesRequest,
     ResponsesUsage,
     Status,
 )
@@ -41,16 +41,14 @@ class ResponseWriter:
     object that a whole answer is.
     """
 
-    def __init__(self, envelope: Envelope, body: ResponsesRequest, *, stream: bool) -> None:
+    def __init__(self, envelope: Envelope, body: ResponsesRequest) -> None:
         self._envelope = envelope
         self._body = body
-        self._parser = envelope.parser(early=stream)
+        self._parser = envelope.parser()
         self._output: list[OutputMessage | OutputCall] = []
         self._citations: list[Citation] = []
         self._number = 0  # of the next event
         self._open = False  # whether the last item is not complete
-
-    # -- a stream's framing ----------------------------------------------------------------------
 
     def event(self, event: NumberedEvent) -> bytes:
         match event.event:
@@ -70,15 +68,11 @@ class ResponseWriter:
             "error", code=told["code"], message=told["message"], param=told["param"]
         ) + self._event("response.failed", response=response.model_dump(mode="json"))
 
-    # -- a whole answer --------------------------------------------------------------------------
-
-    def response(self, answer: Answer) -> ResponseObject:
-        """Return the object that holds this answer."""
+    def whole(self, results: Sequence[Answer]) -> ResponseObject:
+        [answer] = results
         self._pieces([Text(answer.text)] if self._parser is None else self._push(answer.text))
         self._finish(answer)
         return self._ended(answer)
-
-    # -- steps -----------------------------------------------------------------------------------
 
     def _push(self, text: str) -> list[Piece]:
         assert self._parser is not None
@@ -193,8 +187,6 @@ class ResponseWriter:
             tools=tools,
             metadata=body.metadata or {},
         )
-
-    # -- events ----------------------------------------------------------------------------------
 
     def _event(self, type: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1

@@ -8,8 +8,12 @@ from typing import Any, Literal
 
 from service.errors import InvalidRequest
 from service.gateway.schemas.generate import Guided
-from service.gateway.schemas.openai.common import ResponseFormat, SampledRequest, StructuredOutputs
-from service.gateway.schemas.openai.responses import TextOptions
+from service.gateway.schemas.openai import (
+    ResponseFormat,
+    SampledRequest,
+    StructuredOutputs,
+    TextOptions,
+)
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 
 _ANY_OBJECT = {"type": "object"}

@@ -1,43 +1,79 @@
-"""/v1/rag/generate, /v1/search, /v1/rerank and /v1/embeddings: this service's own routes."""
+"""Answers in this service's own form and in OpenAI's; search, rerank, embeddings; models."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from kvstitch.records.answers import Answer, Explanation, Reranking, SearchResults
+from service.errors import KvstitchError, ModelNotFound
+from service.gateway.admission import CallContext
+from service.gateway.answers.answer_service import AnswerGroup
+from service.gateway.composition import Gateway
 from service.gateway.http.answering import (
-    AnswerExchangeDep,
-    json_response,
+    AnswerWriter,
+    NamedEvents,
+    answer,
+    json_value,
+    note_questions,
     respond_unless_disconnected,
-    server_timing,
 )
-from service.gateway.http.dependencies import CallContextDep, GatewayDep
-from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.dependencies import (
+    CallContextDep,
+    GatewayDep,
+    Generating,
+    JsonRoute,
+    note,
+)
+from service.gateway.http.openai.completions import CompletionWriter
+from service.gateway.http.openai.envelope import Envelope
 from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
-from service.gateway.http.request_notes import note
-from service.gateway.http.sse import NamedEvents
+from service.gateway.http.openai.requests import (
+    Served,
+    TranslatedRequest,
+    from_chat,
+    from_completion,
+    from_responses,
+)
+from service.gateway.http.openai.responses import ResponseWriter
 from service.gateway.schemas.generate import GenerateRequest
+from service.gateway.schemas.openai import (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+)
+from service.gateway.schemas.openai_answers import (
+    ChatCompletion,
+    Completion,
+    ModelList,
+    ModelOut,
+    ResponseObject,
+)
 from service.gateway.schemas.search import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     RerankRequest,
     SearchRequest,
 )
-from service.gateway.schemas.writing import json_value
+from service.messages.replies import Ready
+from service.shared.parameters import check
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 
 @router.post("/rag/generate", response_model=Answer | Explanation, tags=["answers"])
-async def generate(body: GenerateRequest, exchange: AnswerExchangeDep) -> Any:
+async def generate(
+    body: GenerateRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
     """Answer from documents. With `stream`: events sources, token …, then done or error. With
     `explain`: nothing is generated, the reply says what an answer would take."""
     if body.explain:
-        return await exchange.explain(body)
-    return await exchange.answer([body], lambda _: NamedEvents(), lambda _, results: results[0])
+        note_questions(request, [body])
+        return await respond_unless_disconnected(gateway.answers.explain(body, call), request)
+    return await answer(request, gateway, call, [body], lambda _: NamedEvents())
 
 
 @router.post("/search", response_model=SearchResults, tags=["retrieval"])
@@ -46,11 +82,7 @@ async def search(
 ) -> Any:
     """Find the passages that an answer to `query` would be given, best first."""
     note(request, questions=[body.query], collection=body.collection or "default")
-    return await respond_unless_disconnected(
-        gateway.searches.search(body, call),
-        request,
-        lambda result: json_response(result, server_timing(result.stages)),
-    )
+    return await respond_unless_disconnected(gateway.searches.search(body, call), request)
 
 
 @router.post("/rerank", response_model=Reranking, tags=["retrieval"])
@@ -77,3 +109,100 @@ async def embeddings(
         request,
         lambda content: Response(content, media_type="application/json"),
     )
+
+
+@router.post("/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
+async def chat(
+    body: ChatRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
+    """Answer the last user message from documents that are searched for it."""
+    return await _answer(request, gateway, call, from_chat(body, _served(gateway)))
+
+
+@router.post("/completions", response_model=Completion, tags=["OpenAI"])
+async def completions(
+    body: CompletionRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
+    """Answer the prompt, as a question, from documents that are searched for it."""
+    call = replace(call, operation="text_completion")
+    return await _answer(request, gateway, call, from_completion(body, _served(gateway)))
+
+
+@router.post("/responses", response_model=ResponseObject, tags=["OpenAI"])
+async def responses(
+    body: ResponsesRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
+    """Answer the last text of the user from documents that are searched for it."""
+    return await _answer(request, gateway, call, from_responses(body, _served(gateway)))
+
+
+def _served(gateway: Gateway) -> Served:
+    prompts = gateway.prompts
+    return Served(prompts.model, prompts.tool_form, gateway.worker.require())
+
+
+async def _answer(
+    request: Request, gateway: Gateway, call: CallContext, asked: TranslatedRequest
+) -> Response:
+    """Respond in OpenAI's form; errors name the request's fields as the client has sent them."""
+
+    def writer(group: AnswerGroup) -> AnswerWriter:
+        envelope = Envelope(group.answers[0].id, asked, str(request.base_url))
+        if isinstance(asked.body, ResponsesRequest):
+            return ResponseWriter(envelope, asked.body)
+        return CompletionWriter(envelope)
+
+    try:
+        return await answer(request, gateway, call, asked.requests, writer)
+    except KvstitchError as error:
+        raise asked.renamed(error) from None
+
+
+@router.get("/models", response_model_exclude_none=True, tags=["models"])
+async def models(gateway: GatewayDep, principal: Generating) -> ModelList:
+    """The model that is served, alone and with each of its presets, and its LoRA adapters."""
+    prompts, ready = gateway.prompts, gateway.worker.require()
+    return ModelList(data=list_models(prompts.model, prompts.created, ready, principal.adapter))
+
+
+@router.get("/models/{model_id:path}", response_model_exclude_none=True, tags=["models"])
+async def model(model_id: str, gateway: GatewayDep, principal: Generating) -> ModelOut:
+    """One of them."""
+    for found in (await models(gateway, principal)).data:
+        if found.id == model_id:
+            return found
+    raise ModelNotFound(f"there is no model {model_id!r}; GET /v1/models lists them", field="model")
+
+
+def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:
+    """Return the served model, one preset per fusion method that can be used with it, the adapters.
+
+    `created` is in Unix seconds, `bound` the only adapter that the sender may use; "": all.
+    """
+    plain = ModelOut(id=model, created=created, fusion=None, details=asdict(ready.model))
+    presets = [
+        ModelOut(
+            id=f"{model}:{info.name}",
+            created=created,
+            fusion={"method": info.name, **check(info.parameters, {}, where="fusion")},
+        )
+        for info in ready.fusion
+        if not info.unavailable
+    ]
+    adapters = [
+        ModelOut(id=each.name, created=created, parent=model, details=asdict(each))
+        for each in ready.adapters
+        if bound in ("", each.name)
+    ]
+    return [plain, *presets, *adapters]
+
+
+@router.get("/methods", tags=["models"])
+async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
+    """Fusion and eviction methods with the schemas of their parameters, and the defaults."""
+    ready = gateway.worker.require()
+    return {
+        "fusion": [asdict(info) for info in ready.fusion],
+        "eviction": [asdict(info) for info in ready.eviction],
+        "defaults": gateway.default_methods.describe(ready),
+    }

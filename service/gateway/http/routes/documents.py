@@ -1,4 +1,5 @@
-"""/admin/documents, pins, deletions, receipts and collections: documents that are stored."""
+"""/admin/precompute takes documents in, /admin/jobs says how far that is; stored documents, pins,
+deletions, receipts and collections."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from kvstitch.records.documents import (
     Collection,
@@ -16,6 +17,9 @@ from kvstitch.records.documents import (
     DocumentMark,
     DocumentText,
     DocumentWarning,
+    Job,
+    JobList,
+    JobState,
     Receipt,
     StoredChunk,
 )
@@ -23,9 +27,20 @@ from retriever import DocFilter, DocumentInfo, Scope
 from retriever.scope import groups_of
 from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.document_service import no_document
-from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
-from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.request_notes import MOST_NAMES, note
+from service.gateway.documents.jobs.job_store import MAX_ERRORS
+from service.gateway.http.dependencies import (
+    MOST_NAMES,
+    Administering,
+    CollectionName,
+    DocumentsDep,
+    Ingesting,
+    JobsDep,
+    JsonRoute,
+    Limit,
+    note,
+)
+from service.gateway.http.openapi import PRECOMPUTE
+from service.gateway.http.uploads import UploadDep
 from service.gateway.schemas.admin import DeletionRequest
 from service.gateway.schemas.fields import composed
 from service.gateway.search.search_query import document_scope, metadata_filter
@@ -33,6 +48,61 @@ from service.gateway.search.search_query import document_scope, metadata_filter
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
 MAX_FILTER_CHARS = 8192
+MaxErrors = Annotated[
+    int, Query(ge=0, le=10_000, description="most documents that failed to be named in `errors`")
+]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="the same key with the same documents is answered with the same job",
+    ),
+]
+
+
+@router.post("/precompute", status_code=202, openapi_extra=PRECOMPUTE)
+async def precompute(
+    principal: Ingesting,
+    documents: UploadDep,
+    jobs: JobsDep,
+    request: Request,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> Job:
+    """Ingest documents: parse, chunk, embed, index, and store their KV. Accepted means on disk."""
+    job = await jobs.submit(principal, documents, idempotency_key)
+    note(request, job_id=job.job_id)
+    response.headers["Location"] = f"/admin/jobs/{job.job_id}"
+    return job
+
+
+@router.get("/jobs")
+async def jobs(
+    principal: Ingesting,
+    job_service: JobsDep,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    state: JobState | None = None,
+) -> JobList:
+    """Jobs newest first; pass `next_cursor` as `cursor` for the next page."""
+    return await job_service.page(principal, limit, cursor, state)
+
+
+@router.get("/jobs/{job_id}")
+async def job(
+    principal: Ingesting, job_id: str, job_service: JobsDep, errors: MaxErrors = MAX_ERRORS
+) -> Job:
+    """How far a job is, and what is wrong with documents that failed."""
+    return await job_service.get(principal, job_id, errors)
+
+
+@router.delete("/jobs/{job_id}")
+async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job:
+    """Leave what is not done. Documents that are indexed stay; their KV is computed when asked."""
+    return await job_service.cancel(principal, job_id)
 
 
 async def _scope(principal: Administering, collection: CollectionName = "default") -> Scope:

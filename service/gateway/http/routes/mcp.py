@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, Unroutable
 from service.gateway.composition import Gateway
-from service.gateway.http.request_notes import note, notes_of
+from service.gateway.http.dependencies import note
 from service.gateway.json_content import has_more_values
 
 MAX_NOTED_CHARS = 64
@@ -66,7 +66,7 @@ class McpServer:
                 404, "this service was installed without MCP: pip install 'kvstitch[mcp]'"
             )
         tools, manager = await asyncio.shield(self._started)
-        if notes_of(request) is not None:
+        if hasattr(request.state, "notes"):
             _note(request, body)
         scope = {**scope, "user": tools.session_owner(request.state.principal)}
         await manager.handle_request(scope, _after(body, receive), send)

@@ -15,10 +15,14 @@ from service import __version__
 from service.errors import UnknownMethod
 from service.gateway.composition import Gateway
 from service.gateway.fleet.member import WorkerState
-from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
-from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.dependencies import (
+    Administering,
+    GatewayDep,
+    JsonRoute,
+    ReadingMetrics,
+    note,
+)
 from service.gateway.http.problems import RETRY_AFTER_S
-from service.gateway.http.request_notes import note
 from service.gateway.prometheus import OWN_TIER, WorkerCollector
 from service.gateway.schemas.admin import Gate, GateMethod, GateReset
 from service.messages.replies import GateStates, Stats

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
 from service.gateway.answers.answer_stream import TextDelta
+from service.gateway.http.answering import EventStream, NamedEvents
 from service.gateway.http.middleware import RequestContext
-from service.gateway.http.sse import EventStream, NamedEvents
 from service.gateway.prometheus import GatewayMetrics
 from service.settings.serving import LimitSettings
 

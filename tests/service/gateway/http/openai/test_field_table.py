@@ -16,22 +16,18 @@ from scripts import docs_tables
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_table import Rules, check_fields, noted, refused
-from service.gateway.schemas.openai import responses
-from service.gateway.schemas.openai.chat import (
+from service.gateway.schemas import openai as bodies
+from service.gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     ContentPart,
-    ToolDefinition,
-)
-from service.gateway.schemas.openai.chat import (
-    FunctionDefinition as OurFunction,
-)
-from service.gateway.schemas.openai.common import (
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    ToolDefinition,
 )
+from service.gateway.schemas.openai import FunctionDefinition as OurFunction
 from service.gateway.schemas.search import EmbeddingsRequest
 
 # vLLM's protocol.py of chats and of completions, and what its earlier versions took.
@@ -97,7 +93,7 @@ def test_every_known_field_has_a_rule(rules: Rules, known: set[str]) -> None:
     [
         (field_table.CHAT, ChatRequest),
         (field_table.COMPLETION, CompletionRequest),
-        (field_table.RESPONSES, responses.ResponsesRequest),
+        (field_table.RESPONSES, bodies.ResponsesRequest),
         (field_table.EMBEDDINGS, EmbeddingsRequest),
         (field_table.MESSAGE, ChatMessage),
         (field_table.CONTENT_PART, ContentPart),
@@ -106,8 +102,8 @@ def test_every_known_field_has_a_rule(rules: Rules, known: set[str]) -> None:
         (field_table.STREAM_OPTIONS, StreamOptions),
         (field_table.RESPONSE_FORMAT, ResponseFormat),
         (field_table.STRUCTURED_OUTPUTS, StructuredOutputs),
-        (field_table.INPUT_ITEM, responses.InputItem),
-        (field_table.TEXT_OPTIONS, responses.TextOptions),
+        (field_table.INPUT_ITEM, bodies.InputItem),
+        (field_table.TEXT_OPTIONS, bodies.TextOptions),
     ],
 )
 def test_what_is_honoured_is_what_the_schema_takes(rules: Rules, model: type[BaseModel]) -> None:
