@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from retriever.boundaries import TokenCounter
-from retriever.chunking import ChunkSettings, ChunkSpan
+from retriever.chunking import ChunkSettings
 from retriever.documents import (
     Chunk,
     CorpusCounts,
@@ -20,7 +19,6 @@ from retriever.documents import (
     DocumentPage,
     IngestResult,
     Mark,
-    MarkKind,
     Passage,
     SearchMode,
     StoredDocument,
@@ -33,17 +31,14 @@ from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.scope import Scope
 
 if TYPE_CHECKING:
-    from retriever.catalog.catalog import Catalog
     from retriever.ingest import EmbeddedDocument
     from retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
     from retriever.prefixes.prefix_chunks import PrefixChunks
-    from retriever.retriever import Retriever, StartReport
+    from retriever.retriever import Retriever
 
 __all__ = [
-    "Catalog",
     "Chunk",
     "ChunkSettings",
-    "ChunkSpan",
     "CorpusCounts",
     "DocFilter",
     "Document",
@@ -57,7 +52,6 @@ __all__ = [
     "IngestResult",
     "LocalEmbedder",
     "Mark",
-    "MarkKind",
     "Passage",
     "PrefixChunks",
     "PrefixKind",
@@ -67,20 +61,17 @@ __all__ = [
     "Retriever",
     "Scope",
     "SearchMode",
-    "StartReport",
     "StoredDocument",
-    "TokenCounter",
     "VectorIndex",
     "parse_filter",
     "rerank",
 ]
 
 _WITH_DATABASE = {
-    "Catalog": "retriever.catalog.catalog",
     "EmbeddedDocument": "retriever.ingest",
     **dict.fromkeys(("PrefixKind", "PrefixRule"), "retriever.prefixes.prefix_choice"),
     "PrefixChunks": "retriever.prefixes.prefix_chunks",
-    **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
+    "Retriever": "retriever.retriever",
 }
 
 

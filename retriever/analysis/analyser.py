@@ -72,11 +72,6 @@ _NUMBERED = frozenset({
     "annex", "appendix", "anhang", "error", "fehler", "erreur", "code", "статья", "пункт", "αρθρο",
 })  # fmt: skip
 
-# Stems and parts of so many words are remembered. A passage repeats its own words: thirty times as
-# many are hardly faster, and those of a hostile text, which lie all over the memory that it took,
-# kept 42 MiB.
-WORDS_KEPT = 512
-
 Phrase = tuple[str, ...]
 
 
@@ -133,7 +128,7 @@ def analyse_text(title: str, text: str) -> AnalysedText:
         if is_cut:
             words.append(word)
         else:
-            words.append(_stem(word, language))
+            words.append(languages.stem(word, language))
             parts += _parts(word, language)
     parts += _all_runs(plain)
     parts += identifiers(folded)
@@ -225,7 +220,10 @@ def _phrases(folded: str) -> tuple[Phrase, ...]:
         return ()
     if len(cut) > 1 and _PAIRED.fullmatch(cut[-1][0]) and cut[-2][0].endswith(cut[-1][0]):
         del cut[-1]  # in a text it may be the first of another pair
-    words = (repeat(word) if is_cut else _stem_in_each(word) for word, is_cut in cut)
+    words = (
+        repeat(word) if is_cut else [languages.stem(word, each) for each in languages.LATIN]
+        for word, is_cut in cut
+    )
     made = zip(languages.LATIN, *words, strict=False)
     return tuple(dict.fromkeys(phrase[1:] for phrase in made))
 
@@ -293,22 +291,12 @@ class _Spaced(dict[int, str | None]):
 _SPACED = _Spaced()
 
 
-@lru_cache(WORDS_KEPT)
-def _stem(word: str, language: str) -> str:
-    return languages.stem(word, language)
-
-
-@lru_cache(WORDS_KEPT)
-def _stem_in_each(word: str) -> list[str]:
-    return [languages.stem(word, language) for language in languages.LATIN]
-
-
-@lru_cache(WORDS_KEPT)
+@lru_cache(languages.WORDS_KEPT)
 def _stems(word: str) -> list[str]:
     # What Hebrew writes before a word may be there or not.
     return [*languages.stems(word), *(languages.parts(word, "") if word[0] > "\u024f" else ())]
 
 
-@lru_cache(WORDS_KEPT)
+@lru_cache(languages.WORDS_KEPT)
 def _parts(word: str, language: str) -> list[str]:
     return [languages.stem(part, language) for part in languages.parts(word, language)]

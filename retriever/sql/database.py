@@ -73,6 +73,7 @@ class Database:
         self._idle: list[sa.Connection] = []
         self._starting = threading.Lock()
         self._writing = contextlib.nullcontext() if self.shared else threading.Lock()
+        self._begin_write = "BEGIN" if self.shared else "BEGIN IMMEDIATE"
 
     def start(self) -> None:
         """Open the database and create its tables, or bring them up to date; once is enough."""
@@ -142,10 +143,6 @@ class Database:
             checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
             busy, *_ = connection.exec_driver_sql(checkpoint).one()
             return not busy
-
-    @property
-    def _begin_write(self) -> str:
-        return "BEGIN" if self.shared else "BEGIN IMMEDIATE"
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:
@@ -267,7 +264,9 @@ class Database:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, (DatabaseError, SQLAlchemyError, *_driver_errors())):
+            psycopg = sys.modules.get("psycopg")
+            drivers = (sqlite3.Error,) if psycopg is None else (sqlite3.Error, psycopg.Error)
+            if not isinstance(error, (DatabaseError, SQLAlchemyError, *drivers)):
                 raise
             found = error if isinstance(error, DatabaseError) else _classified(error)
             if found is not error:  # the cause tells `error` e.g. that a disk is full
@@ -284,12 +283,6 @@ def _close_idle(engine: sa.Engine, idle: list[sa.Connection]) -> None:
         while True:
             idle.pop().close()
     engine.pool.dispose()
-
-
-def _driver_errors() -> tuple[type[Exception], ...]:
-    """Return the base errors of the drivers that are loaded."""
-    psycopg = sys.modules.get("psycopg")
-    return (sqlite3.Error,) if psycopg is None else (sqlite3.Error, psycopg.Error)
 
 
 def _classified(error: Exception) -> DatabaseError:

@@ -13,7 +13,7 @@ Only a file has names of other files: large content is in the folder of spooled 
 other gateway could read it. Whatever makes a row forget its file, also the end of its job, leaves
 the name in `freed_files` until the file is removed.
 
-Who may read what (retriever/readers.py): `keys.groups` and `jobs.view` are names of views, of a
+Who may read what (retriever/scope.py): `keys.groups` and `jobs.view` are names of views, of a
 key and of who sent a job; `readers` of jobs and receipts are those of their documents, as JSON.
 """
 

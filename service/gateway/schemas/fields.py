@@ -77,7 +77,7 @@ def composed(name: str) -> str:
 
 # Documents that are stored already may have any name.
 NewDocId = Annotated[DocId, AfterValidator(_one_line), AfterValidator(composed)]
-# Names of groups are checked where they are put together (retriever/readers.py).
+# Names of groups are checked where they are put together (retriever/scope.py).
 Readers = Annotated[list[Annotated[Unicode, AfterValidator(composed)]], Field(max_length=64)]
 Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}

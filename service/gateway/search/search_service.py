@@ -55,7 +55,13 @@ class SearchService:
         return found
 
     async def _found(self, request: SearchRequest, call: CallContext) -> SearchResults:
-        _check_text(request.query, self._settings.max_question_chars)
+        limit = self._settings.max_question_chars
+        if not request.query.strip():
+            raise InvalidRequest("query is empty: send what to search for", field="query")
+        if (length := len(request.query)) > limit:
+            raise InvalidRequest(
+                f"query has {length} characters, the limit is {limit}: shorten it", field="query"
+            )
         query = search_query(
             request,
             request.query,
@@ -99,13 +105,4 @@ class SearchService:
             results=results,
             stages=stages,
             warnings=warnings,
-        )
-
-
-def _check_text(text: str, limit: int) -> None:
-    if not text.strip():
-        raise InvalidRequest("query is empty: send what to search for", field="query")
-    if len(text) > limit:
-        raise InvalidRequest(
-            f"query has {len(text)} characters, the limit is {limit}: shorten it", field="query"
         )

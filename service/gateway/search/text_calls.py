@@ -235,10 +235,18 @@ class RerankService:
             raise RerankerFailed("the reranker's scores are not all finite")
         tokens = await asyncio.to_thread(self._count, [request.query, *texts])
         call.principal.spend_tokens(tokens)
+        best_first = sorted(range(len(texts)), key=lambda index: -scores[index])  # stable
         return Reranking(
             id=f"rerank-{uuid.uuid4().hex}",
             model=name or request.model or "reranker",
-            results=_results(request, texts, scores),
+            results=[
+                RerankResult(
+                    index=index,
+                    relevance_score=scores[index],
+                    document=RerankedText(text=texts[index]) if request.return_documents else None,
+                )
+                for index in best_first[: request.top_n]
+            ],
             usage=RerankUsage(total_tokens=tokens),
         )
 
@@ -257,18 +265,3 @@ class RerankService:
 
     def _count(self, texts: Sequence[str]) -> int:
         return sum(len(self._tokenizer.encode_text(text)) for text in texts)
-
-
-def _results(
-    request: RerankRequest, texts: Sequence[str], scores: Sequence[float]
-) -> list[RerankResult]:
-    """Return the results, the best first; equal scores keep their order."""
-    order = sorted(range(len(texts)), key=lambda index: -scores[index])
-    return [
-        RerankResult(
-            index=index,
-            relevance_score=scores[index],
-            document=RerankedText(text=texts[index]) if request.return_documents else None,
-        )
-        for index in order[: request.top_n]
-    ]

@@ -50,7 +50,7 @@ class IngestDocument:
     tenant: str = ""
     number: int = 0  # among all that were accepted; 0 before
     job_id: str = ""
-    readers: str = EVERYBODY  # the groups that may read it (retriever/readers.py)
+    readers: str = EVERYBODY  # the groups that may read it (retriever/scope.py)
     charset: str = ""  # that the sender names, for files of text; may be wrong or unknown
     view: View = EVERYTHING  # of its sender: what they may not read is not replaced
     # Once it is indexed:
