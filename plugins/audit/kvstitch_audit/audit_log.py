@@ -43,22 +43,14 @@ class AuditLog:
         self._database = ServiceDatabase(where, [AUDIT]) if isinstance(where, Path) else where
 
     def start(self) -> None:
-        """Open it, and create it if need be.
-
-        Raises:
-            InvalidSetting: It cannot be used.
-        """
+        """Open it, and create it if need be."""
         self._database.start()
 
     def close(self) -> None:
         self._database.close()
 
     def append(self, events: Sequence[Event]) -> None:
-        """Append entries in this order, all or none.
-
-        Raises:
-            DatabaseUnavailable, DiskFull: They are not appended.
-        """
+        """Append entries in this order, all or none."""
         with self._database.write(_LOCK) as write:
             _append(write, events)
 
@@ -107,14 +99,7 @@ class AuditLog:
         return None if text is None else json.loads(text)
 
     def forget(self, before: str) -> int:
-        """Delete entries that are older than a time; what was deleted becomes an entry.
-
-        Args:
-            before: As `now` writes it.
-
-        Returns:
-            How many were deleted.
-        """
+        """Delete entries that are older than a time; what was deleted becomes an entry."""
         table = audit_entries.c
         deleted = 0
         with self._database.write(_LOCK) as write:
@@ -137,11 +122,7 @@ class AuditLog:
 
 @contextmanager
 def opened(settings: Any) -> Iterator[AuditLog | None]:
-    """Yield the audit log alone, for the command line; None: no service has kept one.
-
-    Raises:
-        InvalidSetting: It cannot be used.
-    """
+    """Yield the audit log alone, for the command line; None: no service has kept one."""
     file = settings.data_dir / FILE
     if not settings.database and not settings.audit and not file.is_file():
         yield None

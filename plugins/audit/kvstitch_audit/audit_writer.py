@@ -35,11 +35,7 @@ class AuditWriter:
         self._forgot_at = float("-inf")
 
     async def append(self, event: Event) -> None:
-        """Return when the entry is on disk.
-
-        Raises:
-            DatabaseUnavailable, DiskFull: It is not.
-        """
+        """Return when the entry is on disk."""
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((event, written))
         if self._writing is None:

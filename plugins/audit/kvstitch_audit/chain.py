@@ -74,12 +74,7 @@ def written(entry: Mapping[str, Any]) -> str:
 
 
 def verify(entries: Iterable[Any], heads: Mapping[str, Head]) -> list[str]:
-    """Return what is wrong with the chains, nothing if they are whole.
-
-    Args:
-        entries: All of some tenants, each tenant's in order.
-        heads: Of these tenants, from where nobody could change them together with the entries.
-    """
+    """Return what is wrong with the chains, nothing if they are whole."""
     faults: list[str] = []
     chains: dict[str, _Reader] = defaultdict(_Reader)
     for position, entry in enumerate(entries, 1):

@@ -41,13 +41,7 @@ def record_changes(log: AuditLog, settings: Settings) -> None:
 
 
 def change(settings: dict[str, Any], changed: Sequence[str], **more: Any) -> Event:
-    """Return the entry of changed settings.
-
-    Args:
-        settings: As they are now, by `recorded`.
-        changed: Names of those that were others before.
-        **more: Further details.
-    """
+    """Return the entry of changed settings."""
     details = {"settings": settings, "changed": changed, **more}
     return Event("", SERVICE, CHANGED, now(), details)
 

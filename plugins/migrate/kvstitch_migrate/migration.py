@@ -38,16 +38,6 @@ def migrate(settings: Settings) -> dict[str, int]:
     """Copy catalog, jobs, deletions, receipts, keys and plugins' tables; the folder stays as it is.
 
     KV that is encrypted stays readable: the keys of tenants go along.
-
-    Args:
-        settings: No gateway may serve from their `data_dir`. `database` is an empty one of
-            PostgreSQL, or one that no gateway has written to. The master key is the folder's.
-
-    Returns:
-        How many documents, chunks, jobs, receipts, purges and keys were copied.
-
-    Raises:
-        InvalidSetting: The folder or the database cannot be used, or the database holds something.
     """
     data_dir, url = settings.data_dir, settings.database
     if not (data_dir / "catalog.db").is_file():

@@ -180,17 +180,7 @@ def greedy(decoder: DecoderModel, kv: SequenceKV, n: int, first: Tensor) -> Tens
 def forced(
     decoder: DecoderModel, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
 ) -> Tensor:
-    """Return logits of every sequence when it is fed a given answer.
-
-    Args:
-        decoder: The model.
-        filled: KV and first logits of every sequence.
-        n: Tokens of the prompt.
-        taught: The answer, `[m]`; its last token is not fed.
-
-    Returns:
-        `[sequences, m, vocabulary]`.
-    """
+    """Return logits of every sequence when it is fed a given answer."""
     answering = [Answering(kv, n) for kv, _ in filled]
     logits = [torch.stack([first for _, first in filled])]
     for token in taught[:-1].tolist():

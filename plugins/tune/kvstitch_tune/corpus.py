@@ -121,11 +121,7 @@ def of_documents(
     *,
     max_context: int,
 ) -> Iterator[Corpus]:
-    """A corpus of documents that are given.
-
-    Raises:
-        InvalidRequest: None of them can be indexed.
-    """
+    """A corpus of documents that are given."""
     with _folder() as folder, _started(folder, prompts, settings) as retriever:
         results = retriever.ingest(documents)
         if not any(result.chunks for result in results):
@@ -146,10 +142,6 @@ def of_collection(
 
     The catalog of a folder is copied, because an index has one owner; of a database only the
     collection is. The copy is gone at the end: a document that is deleted later must be nowhere.
-
-    Raises:
-        InvalidRequest: There is no such collection.
-        InvalidSetting: The database cannot be read.
     """
     if settings.database:
         from kvstitch_tune.corpus import copy_collection

@@ -139,12 +139,6 @@ def deviations(alpha: Tensor) -> Tensor:
     """Return how many standard deviations the best block's alpha is below its layer's mean.
 
     The best block has the lowest mean rank over layers.
-
-    Args:
-        alpha: `[layers, blocks]`; +inf for blocks that were not scored.
-
-    Returns:
-        `[layers]`.
     """
     scored = alpha.isfinite().all(0)
     alpha = alpha[:, scored].double()

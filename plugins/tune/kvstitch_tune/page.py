@@ -38,12 +38,7 @@ COLUMNS = (
 
 
 def page(report: Mapping[str, Any], settings: str) -> str:
-    """Return the page.
-
-    Args:
-        report: From `report.report`.
-        settings: The recommended settings, as text to copy.
-    """
+    """Return the page."""
     found = report["evidence"]
     best, fixed = report["recommended"], report["fixed_defaults"]
     title = f"kvstitch tune: {found['model_name']}"

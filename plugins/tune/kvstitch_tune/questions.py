@@ -30,11 +30,7 @@ _NAME = re.compile(r"(?<=\w )[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
 
 
 def of_file(path: Path) -> list[str]:
-    """Return the questions of a JSONL file: objects with `question`, or plain strings.
-
-    Raises:
-        InvalidRequest: A line is wrong, or there are fewer than two questions.
-    """
+    """Return the questions of a JSONL file: objects with `question`, or plain strings."""
     questions = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

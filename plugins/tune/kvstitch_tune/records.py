@@ -68,11 +68,7 @@ class RecordFile(Generic[R]):
         return key in self._known
 
     def __getitem__(self, key: tuple[str, str]) -> R:
-        """Return the record of a prompt key and a configuration key.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """Return the record of a prompt key and a configuration key."""
         return self._known[key]
 
     def add(self, records: Iterable[R]) -> None:

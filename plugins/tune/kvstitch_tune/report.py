@@ -47,13 +47,7 @@ def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str
 
 
 def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of calibration.json that this run decides.
-
-    Args:
-        outcome: Of the run.
-        model: Fingerprint of the model.
-        found: The evidence.
-    """
+    """Return the fields of calibration.json that this run decides."""
     best, tested = outcome.recommended, outcome.stages["test"]
     return {
         "model": model,

@@ -100,23 +100,7 @@ def run(
     on_progress: Callable[[str, int, int], None],
     on_estimate: Callable[[int, float], None],
 ) -> Outcome:
-    """Run, or go on with, what `plan` says.
-
-    Args:
-        plan: What to do.
-        corpus: The documents.
-        decoder: The model.
-        facts: Its sizes and calibration.
-        model_folder: The model's.
-        records: The file that trials are appended to; what is in it is not measured again.
-        has_bos: Whether the model has a token that begins every prompt.
-        on_progress: As in `Trials`.
-        on_estimate: Called near the beginning with the number of test prompts that the time will
-            about suffice for, and the minutes that a recommendation would take.
-
-    Raises:
-        InvalidRequest: There are too few documents or questions.
-    """
+    """Run, or go on with, what `plan` says."""
     plan.out.mkdir(parents=True, exist_ok=True)
     budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
     budget.load()

@@ -43,14 +43,7 @@ def prefill_ids(
     kv: PromptKV | None = None,
     capture: Capture | None = None,
 ) -> PrefillResult:
-    """Full prefill of bare token ids, without stored KV.
-
-    Args:
-        decoder: The model.
-        ids: The prompt.
-        kv: Where its KV goes; by default every layer's is dropped after use.
-        capture: Sees every layer.
-    """
+    """Full prefill of bare token ids, without stored KV."""
     layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
     target = kv or ScratchKV(decoder, layout.tokens)
     return run(prefill(decoder, layout, [None], Vanilla(), target, capture=capture))
@@ -66,17 +59,7 @@ def prefill_prompt(
     eviction: EvictionMethod | None = None,
     capture: Capture | None = None,
 ) -> PrefillResult:
-    """Prefill of one prompt by a dense or two-pass method.
-
-    Args:
-        decoder: The model.
-        layout: The prompt.
-        cached: Stored KV of its segments; None for those that are computed.
-        method: Decides which rows are recomputed.
-        kv: Where the prompt's KV goes.
-        eviction: Observes queries; evicting is left to the caller.
-        capture: Sees every layer.
-    """
+    """Prefill of one prompt by a dense or two-pass method."""
     return run(prefill(decoder, layout, cached, method, kv, eviction=eviction, capture=capture))
 
 
@@ -91,18 +74,7 @@ def prefill_sparse(
     sketches: Sequence[Sketch | None],
     block: int = BLOCK,
 ) -> PrefillResult:
-    """Prefill of one prompt by a sparse method, with whole chunks at hand.
-
-    Args:
-        decoder: The model.
-        facts: Its sizes and calibration.
-        layout: The prompt.
-        cached: Stored KV of S and every document; None for empty ones.
-        method: Decides which tokens are kept and recomputed.
-        kv: Where the kept KV goes.
-        sketches: Of every document; None for empty ones.
-        block: Tokens of a block, as in the sketches.
-    """
+    """Prefill of one prompt by a sparse method, with whole chunks at hand."""
     documents, ends = [], list[TokenSource]()
     for segment, chunk, sketch in zip(layout.documents, cached[1:], sketches, strict=True):
         if chunk is not None and sketch is not None:
@@ -117,14 +89,7 @@ def prefill_sparse(
 def compute_sketch(
     decoder: DecoderModel, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
 ) -> Sketch:
-    """Return the sketch of a document, in fp32.
-
-    Args:
-        decoder: The model.
-        ids: The document.
-        prefix: Token ids that it is precomputed behind.
-        block: Tokens of a block.
-    """
+    """Return the sketch of a document, in fp32."""
     builder = SketchBuilder(len(prefix), block)
     prefill_ids(decoder, [*prefix, *ids], capture=builder.add)
     return builder.sketch()

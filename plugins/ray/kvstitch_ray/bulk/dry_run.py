@@ -42,11 +42,7 @@ def estimate(
     collection: str,
     range_documents: int,
 ) -> Estimate:
-    """Read and chunk the whole input, with the tokenizer alone. Blocks.
-
-    Raises:
-        KvstitchError: The input or the model folder cannot be read.
-    """
+    """Read and chunk the whole input, with the tokenizer alone. Blocks."""
     settings, _ = calibrated(settings, model_folder)
     prompts = PromptBuilder(model_folder, settings)
     spec = spec_of(model_folder, settings)

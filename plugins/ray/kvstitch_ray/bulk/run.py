@@ -61,14 +61,7 @@ class Outcome:
 def ingest(
     settings: Settings, order: Order, *, show: Callable[[Progress], None] = lambda progress: None
 ) -> Outcome:
-    """Have the whole input stored; what was done before, or is done elsewhere, is not done again.
-
-    Args:
-        show: Called every few seconds.
-
-    Raises:
-        KvstitchError: Settings or input cannot be used, or the database is away.
-    """
+    """Have the whole input stored; what was done before, or is done elsewhere, is not again."""
     require_ray()
     found = source(order.input, endpoint=order.input_endpoint, region=order.input_region)
     folder = ModelFinder.of(settings).prepare(settings.model)
@@ -121,11 +114,7 @@ def _shown(run: Run, table: RangeTable, show: Callable[[Progress], None]) -> Ite
 def progress_of_runs(
     settings: Settings, given: str | None
 ) -> list[tuple[Progress, list[dict[str, str]]]]:
-    """Return all runs of the database, newest first, or those of one input, each with its errors.
-
-    Raises:
-        InvalidSetting: No database is set, or it cannot be used.
-    """
+    """Return all runs of the database, newest first, or of one input, each with its errors."""
     if not settings.database:
         raise InvalidSetting("runs are in PostgreSQL: give --database, or set KVSTITCH_DATABASE")
     table = RangeTable(settings.database, connections=1)

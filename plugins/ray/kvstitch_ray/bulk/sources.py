@@ -166,11 +166,7 @@ class S3Source:
 
 
 def source(text: str, *, endpoint: str = "", region: str = "") -> Source:
-    """Return the source that `--input` names.
-
-    Raises:
-        InvalidSetting: There is no such folder or file, or it cannot be read.
-    """
+    """Return the source that `--input` names."""
     if "://" in text:
         if not text.startswith("s3://"):
             raise InvalidSetting(f"--input {text!r}: give s3://bucket/prefix, a folder or a file")

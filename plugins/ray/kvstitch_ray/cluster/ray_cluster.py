@@ -37,14 +37,6 @@ def connect(address: str) -> Iterator[RayCluster]:
     """Connect to a running cluster for as long as the block lasts.
 
     Standard output goes to standard error meanwhile.
-
-    Args:
-        address: `auto`, HOST:PORT of the head where this machine belongs to the cluster, or
-            ray://HOST:PORT of its Ray Client server.
-
-    Raises:
-        InvalidSetting: Ray is not installed.
-        ClusterError: No cluster answers there.
     """
     if find_spec("ray") is None:
         raise InvalidSetting(MISSING)
@@ -90,11 +82,7 @@ class RayCluster:
     def start(
         self, number: int, plan: WorkerPlan, runtime_env: Mapping[str, Any] | None = None
     ) -> str:
-        """Create an actor and return its name at once.
-
-        Raises:
-            ClusterError: There is one of that number.
-        """
+        """Create an actor and return its name at once."""
         name = name_of(number)
         options: dict[str, Any] = {
             "name": name,
@@ -118,12 +106,7 @@ class RayCluster:
     def states(
         self, names: Sequence[str] | None = None, patience_s: float = _REPLY_S
     ) -> list[ActorState]:
-        """Return each actor's state; `waiting` or `failed` for those that cannot answer.
-
-        Args:
-            names: Names of actors; None: all.
-            patience_s: Seconds to wait for their answers.
-        """
+        """Return each actor's state; `waiting` or `failed` for those that cannot answer."""
         wanted = self.names() if names is None else names
         for name in wanted:
             # An actor that has not answered the call before is not called again.

@@ -38,15 +38,7 @@ class Scaling:
         timeout_s: float,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is done yet.
-
-        Args:
-            cluster: The Ray cluster.
-            plan: Plan of the workers that are started.
-            say: Takes sentences for people.
-            timeout_s: How long workers may take to become ready, or to drain.
-            runtime_env: Ray's environment for new actors.
-        """
+        """Nothing is done yet."""
         self._cluster = cluster
         self._plan = plan
         self._say = say
@@ -58,9 +50,6 @@ class Scaling:
         """Bring the number of workers to `count`, and wait until all are ready.
 
         Where there are too many, those go first that are not ready, then the highest numbers.
-
-        Raises:
-            NotReady: Not all became ready in time.
         """
         there = [state for state in self._cluster.states() if state.phase in COUNTED]
         there.sort(key=lambda state: (state.phase != "ready", number_of(state.name)))
@@ -79,15 +68,7 @@ class Scaling:
         return self._wait_ready(names)
 
     def down(self, names: Iterable[str] | None = None, *, now: bool = False) -> None:
-        """Drain workers and wait until they have ended.
-
-        Args:
-            names: Names of workers; None: all.
-            now: Whether streams are cut off.
-
-        Raises:
-            NotReady: Some have not ended.
-        """
+        """Drain workers and wait until they have ended."""
         states = self._cluster.states(None if names is None else list(names))
         for state in states:
             if now:
