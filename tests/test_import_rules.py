@@ -78,10 +78,10 @@ def violations(contract: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "kvstore.errors", "kvstore.store"
 
 
+# One for each contract: what the linter does with the others is its own to test.
 PLANTED = [
-    pytest.param(contract, importer, imported, id=f"{contract['name']}: {importer} {imported}")
+    pytest.param(contract, *next(violations(contract)), id=contract["name"])
     for contract in CONTRACTS
-    for importer, imported in violations(contract)
 ]
 
 
@@ -90,14 +90,19 @@ def test_is_kept(graph: ImportGraph, contract: dict[str, Any]) -> None:
     assert kept(contract, graph)
 
 
+def test_they_name_modules_that_exist(graph: ImportGraph) -> None:
+    """Packages outside the project may be missing from the graph, because nobody imports them."""
+    for contract in CONTRACTS:
+        for module in {module for pair in violations(contract) for module in pair}:
+            assert module in graph.modules or "." not in module, (contract["name"], module)
+
+
 @pytest.mark.parametrize(("contract", "importer", "imported"), PLANTED)
 def test_a_planted_violation_fails(
     graph: ImportGraph, contract: dict[str, Any], importer: str, imported: str
 ) -> None:
     planted = deepcopy(graph)
-    for module in (importer, imported):
-        if module not in planted.modules:  # a package outside the project that nobody imports
-            assert "." not in module, f"{module} does not exist"
-            planted.add_module(module, is_squashed=True)
+    for module in {importer, imported} - planted.modules:
+        planted.add_module(module, is_squashed=True)
     planted.add_import(importer=importer, imported=imported, line_number=1, line_contents="planted")
     assert not kept(contract, planted)

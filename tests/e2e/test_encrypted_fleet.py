@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from kvstore import RedisTier, TieredStore
+from tests import preloaded
 from tests.e2e.conftest import Documents
 from tests.e2e.service import HANG_S, START_S, Service, tiers
 from tests.e2e.shared_worker import SharedWorker
@@ -49,7 +49,7 @@ class Fleet:
         }
         data = str(self.gateways[0].data_dir)
         ended = subprocess.run(
-            [sys.executable, "-m", "service.cli", *command, "--data-dir", data, "--json"],
+            [*preloaded.python(), "-m", "service.cli", *command, "--data-dir", data, "--json"],
             capture_output=True, text=True, env=environment, timeout=START_S, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
