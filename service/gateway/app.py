@@ -65,10 +65,10 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    for module in (answers, documents, operations, mcp, pages):
-        app.include_router(module.router)
-    for router in chain.from_iterable(part.routers for part in gateway.parts):
-        app.include_router(router)
+    routers = [module.router for module in (answers, documents, operations, mcp, pages)]
+    for router in chain(routers, *(part.routers for part in gateway.parts)):
+        # `include_router` would build the models of all routes again with the first request.
+        app.router.routes.extend(router.routes)
     app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
     return app

@@ -84,7 +84,9 @@ class World:
 def member(rig: Rig, create: Create, groups: Sequence[str] | None) -> Member:
     named = [part for group in groups or () for part in ("--group", group)]
     key = create(*(named or (["--all-groups"] if groups is None else ["--no-groups"])))
-    http = httpx.Client(base_url=rig.url, timeout=30, headers={"Authorization": f"Bearer {key}"})
+    http = httpx.Client(
+        base_url=rig.url, timeout=30, verify=False, headers={"Authorization": f"Bearer {key}"}
+    )
     return Member(http, View(None if groups is None else frozenset(groups)))
 
 
@@ -110,7 +112,9 @@ def bearer(rig: Rig, issuer: Issuer, groups: Sequence[str] | None) -> Member:
     """Somebody with a token, whose groups are claims of it."""
     claimed = ["everything"] if groups is None else list(groups)
     token = issuer.token(sub=f"of {claimed}", groups=claimed)
-    http = httpx.Client(base_url=rig.url, timeout=30, headers={"Authorization": f"Bearer {token}"})
+    http = httpx.Client(
+        base_url=rig.url, timeout=30, verify=False, headers={"Authorization": f"Bearer {token}"}
+    )
     return Member(http, View(None if groups is None else frozenset(groups)))
 
 
@@ -443,7 +447,9 @@ def test_readers_change_under_load(open_rig: Callable[..., Rig], create: Create)
 
     def ask(who: Member, hidden: Sequence[Secret]) -> None:
         rng = random.Random(1)
-        with httpx.Client(base_url=rig.url, timeout=30, headers=who.http.headers) as http:
+        with httpx.Client(
+            base_url=rig.url, timeout=30, verify=False, headers=who.http.headers
+        ) as http:
             while not stop.is_set():
                 each = rng.choice([*documents, never])
                 body = {
