@@ -16,14 +16,14 @@ from service.worker.model.attention import ROW_TILE
 from tests.references import samkv as reference_samkv
 from tests.references import samkv_sketch as expected_sketch
 from tests.references.samkv_pass import figure_5_cases
-from tests.service.worker.methods.sparse.parity import (
+from tests.service.worker.methods.parity import (
     ANSWER,
     Documents,
     assert_same_decode,
     check,
     expected,
 )
-from tests.service.worker.methods.sparse.toys import LONG, PAPER, sparse_run, tokens
+from tests.service.worker.methods.toys import LONG, PAPER, sparse_run, tokens
 from tests.service.worker.tiny import Tiny, random_model, tiny_config, tiny_of
 
 

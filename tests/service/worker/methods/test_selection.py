@@ -25,7 +25,7 @@ from service.worker.methods.sketch import BlockGrid
 from tests.references import samkv as reference_samkv
 from tests.references import samkv_selection as reference_samkv_selection
 from tests.references.samkv_sketch import Sketch, block_ranges, outlier_blocks
-from tests.service.worker.methods.sparse.toys import of_reference
+from tests.service.worker.methods.toys import of_reference
 from tests.service.worker.tiny import assert_close
 
 LAYERS, HEADS, KV_HEADS, D = 3, 6, 2, 8

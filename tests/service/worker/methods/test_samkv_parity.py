@@ -10,14 +10,14 @@ import pytest
 
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.sketch import BlockGrid
-from tests.service.worker.methods.sparse.parity import (
+from tests.service.worker.methods.parity import (
     ANSWER,
     Documents,
     assert_same_decode,
     check,
     expected,
 )
-from tests.service.worker.methods.sparse.toys import LONG, PAPER, tokens
+from tests.service.worker.methods.toys import LONG, PAPER, tokens
 from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
 
 pytestmark = pytest.mark.exhaustive

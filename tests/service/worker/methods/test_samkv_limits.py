@@ -9,7 +9,7 @@ import pytest
 
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.model.model_facts import FlopCount
-from tests.service.worker.methods.sparse.toys import LONG, PAPER, sparse_run, tokens
+from tests.service.worker.methods.toys import LONG, PAPER, sparse_run, tokens
 from tests.service.worker.tiny import D1, PREFIXES, Q, S, Tiny, assert_close
 
 

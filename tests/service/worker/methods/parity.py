@@ -15,7 +15,7 @@ from service.worker.methods.selection import recomputed_ends
 from service.worker.methods.sketch import BlockGrid, Sketch
 from tests.references import samkv as reference_samkv
 from tests.references.samkv_pass import padding_sets
-from tests.service.worker.methods.sparse.toys import (
+from tests.service.worker.methods.toys import (
     LONG,
     PAPER,
     SparseRun,
