@@ -16,7 +16,7 @@ from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, RequestContext
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
-from service.gateway.http.routes import answers, documents, mcp, operations, pages
+from service.gateway.http.routes import answers, documents, operations, pages
 from service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
@@ -33,18 +33,15 @@ def create_app(gateway: Gateway) -> FastAPI:
         except KvstitchError as error:
             gateway.give_up(error.message)
             raise
-        app.state.mcp.start()
         try:
             yield
         finally:
-            await app.state.mcp.close()
             await gateway.close()
 
     app = FastAPI(
         title="kvstitch", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.gateway = gateway
-    app.state.mcp = mcp.McpServer(gateway)
     app.state.error_forms = {
         path: form for part in gateway.parts for path, form in part.errors.items()
     }
@@ -65,7 +62,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    routers = [module.router for module in (answers, documents, operations, mcp, pages)]
+    routers = [module.router for module in (answers, documents, operations, pages)]
     for router in chain(routers, *(part.routers for part in gateway.parts)):
         # `include_router` would build the models of all routes again with the first request.
         app.router.routes.extend(router.routes)

@@ -242,6 +242,8 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop everything; the next start resumes what is left of ingest jobs."""
+        for part in self.parts:
+            await part.close()
         if self._watching_keys is not None:
             self._watching_keys.cancel()
             await asyncio.gather(self._watching_keys, return_exceptions=True)
@@ -256,8 +258,6 @@ class Gateway:
         await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
-        for part in self.parts:
-            await part.close()
         await self._databases.close()
         if self._lock is not None:
             self._lock.close()

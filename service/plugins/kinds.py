@@ -140,7 +140,7 @@ class GatewayPart:
         """Begin, once databases are open and before requests are served; may raise."""
 
     async def close(self) -> None:
-        """End; databases are still open."""
+        """End what is under way; everything else is still open."""
 
     async def settings_changed(
         self, settings: Any, changed: Sequence[str], need_restart: Sequence[str]

@@ -31,8 +31,8 @@ from service.messages.requests import Generate
 from service.settings import all_settings, load
 from service.settings.fields import IS_SET, hidden
 from tests.fakes.issuer import AUDIENCE, issuing
-from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, asking, running, until
+from tests_mcp.calls import mcp_call
 
 Create = Callable[..., str]
 QUESTION = "What is the capital of Norway?"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,15 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent
 
+from service.cli import main
 from service.messages.replies import Failed
 from service.messages.requests import Generate
+from service.plugins import VARIABLE
 from tests.fakes.worker import FakeWorker
 from tests.ports import free_port
-from tests.service.gateway.mcp_calls import mcp_call
+from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+from tests_mcp.calls import mcp_call
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 ENDS_S = 240.0  # how long a busy machine may take to start a process that loads the SDK
@@ -36,15 +42,14 @@ def command(url: str) -> list[str]:
 
 
 def environment(key: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
+    kept = {k: v for k, v in os.environ.items() if k == VARIABLE or not k.startswith("KVSTITCH_")}
     return {**kept, **({"KVSTITCH_API_KEY": key} if key else {})}
 
 
 @asynccontextmanager
 async def over_http(url: str, key: str = "", mode: str = "auto") -> AsyncIterator[Client]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=ENDS_S) as http,
+        httpx2.AsyncClient(headers=bearer(key) if key else {}, timeout=ENDS_S) as http,
         Client(streamable_http_client(f"{url}/mcp", http_client=http), mode=mode) as client,
     ):
         yield client
@@ -77,13 +82,33 @@ def connect_http(request: pytest.FixtureRequest) -> Connect:
     return way
 
 
-@pytest.fixture
-def locked(folder: Path, data: Path, create: Callable[..., str]) -> Iterator[Rig]:
-    """A service with keys and three documents; its own client has one that may do anything."""
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A service with keys: three documents for everybody, one for `hr`, one of another collection.
+    Its own client has a key that may do anything."""
+    folder = make_folder(tmp_path_factory.mktemp("service") / "model")
+    data = Path(tempfile.mkdtemp(prefix="kv-"))
+    hidden: list[dict[str, Any]] = [
+        {"doc_id": "pay", "text": "The capital of the fund is nine.", "readers": ["hr"]},
+        {"doc_id": "foreign", "text": "The capital is Paris.", "collection": "other"},
+    ]
     with running(folder, data, worker=FakeWorker("")) as rig:
-        rig.http.headers["Authorization"] = f"Bearer {create()}"
-        rig.ingest()
+        rig.http.headers["Authorization"] = f"Bearer {create(rig)}"
+        rig.ingest([*DOCUMENTS, *hidden])
         yield rig
+    shutil.rmtree(data, ignore_errors=True)
+
+
+def create(rig: Rig, *arguments: str) -> str:
+    """A key of a service, made as an operator makes it."""
+    folder = str(rig.gateway.settings.data_dir)
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["keys", "create", "--data-dir", folder, *arguments]) == 0
+    return out.getvalue().strip()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def text_of(result: CallToolResult) -> str:
@@ -104,8 +129,9 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
     return text_of(result)
 
 
-async def test_the_tools(shared: Rig, connect: Connect) -> None:
-    async with connect(shared.url) as client:
+async def test_the_tools(service: Rig, connect: Connect) -> None:
+    key = create(service, "--group", "sales")
+    async with connect(service.url, key) as client:
         assert "cites" in (client.instructions or "")
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert list(listed) == ["search", "ask", "documents"]
@@ -115,14 +141,15 @@ async def test_the_tools(shared: Rig, connect: Connect) -> None:
         first = found["passages"][0]
         assert first["doc_id"] == "oslo" and first["text"] == DOCUMENTS[0]["text"]
         body = {"query": "capital of Norway", "top_k": 2}
-        route = shared.http.post("/v1/search", json=body).json()
+        route = service.http.post("/v1/search", json=body, headers=bearer(key)).json()
         assert [(p["doc_id"], p["score"]) for p in found["passages"]] == [
             (p["doc_id"], p["score"]) for p in route["results"]
         ]
 
         answer = await called(client, "ask", question="Norway's capital?", documents=["oslo"])
         asked = {"question": "Norway's capital?", "documents": ["oslo"], "cite": "marks"}
-        assert answer["answer"] == shared.http.post("/v1/rag/generate", json=asked).json()["text"]
+        route = service.http.post("/v1/rag/generate", json=asked, headers=bearer(key)).json()
+        assert answer["answer"] == route["text"]
         assert "[1]" in answer["answer"] and answer["citations"][0]["used"]
 
         documents = await called(client, "documents", limit=2)
@@ -136,11 +163,11 @@ async def test_the_tools(shared: Rig, connect: Connect) -> None:
         assert part["text"] + end["text"] == DOCUMENTS[2]["text"]
 
 
-async def test_errors_are_those_of_the_service(locked: Rig, connect_http: Connect) -> None:
-    assert locked.worker is not None
-    locked.worker.refuse = Failed("", "overloaded", "no room for this one")
-    key = locked.http.headers["Authorization"].removeprefix("Bearer ")
-    async with connect_http(locked.url, key) as client:
+async def test_errors_are_those_of_the_service(
+    service: Rig, connect_http: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.worker, "refuse", Failed("", "overloaded", "no room for this one"))
+    async with connect_http(service.url, create(service)) as client:
         assert "no document 'nothing'" in await refused(client, "documents", doc_id="nothing")
         assert "query: required" in await refused(client, "search")
         assert "known are: collection" in await refused(client, "search", query="x", k=3)
@@ -152,24 +179,12 @@ async def test_errors_are_those_of_the_service(locked: Rig, connect_http: Connec
             await client.call_tool("delete", {})
 
 
-async def test_a_key_s_scopes(
-    locked: Rig, create: Callable[..., str], connect_http: Connect
-) -> None:
-    key = create("--scope", "generate")
-    async with connect_http(locked.url, key) as client:
+async def test_a_key_s_scopes(service: Rig, connect_http: Connect) -> None:
+    async with connect_http(service.url, create(service, "--scope", "generate")) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["search", "ask"]
         assert (await called(client, "search", query="Norway"))["passages"]
         message = await refused(client, "documents")
         assert "lacks the scope 'admin'" in message
-
-
-def hide(rig: Rig) -> None:
-    rig.ingest(
-        [
-            {"doc_id": "pay", "text": "The capital of the fund is nine.", "readers": ["hr"]},
-            {"doc_id": "foreign", "text": "The capital is Paris.", "collection": "other"},
-        ]
-    )
 
 
 async def seen(client: Client) -> str:
@@ -185,43 +200,32 @@ async def seen(client: Client) -> str:
     return out.replace("no document 'pay'", "")
 
 
-async def test_what_a_key_may_not_read_is_in_no_tool(
-    locked: Rig, create: Callable[..., str], connect_http: Connect
-) -> None:
-    hide(locked)
-    async with connect_http(locked.url, create("--group", "hr")) as client:
-        assert "pay" in (read := await seen(client)) and "nine" in read
-    async with connect_http(locked.url, create("--group", "sales")) as client:
+async def test_what_a_key_may_not_read_is_in_no_tool(service: Rig, connect_http: Connect) -> None:
+    async with connect_http(service.url, create(service, "--group", "sales")) as client:
         hidden = await seen(client)
         assert "pay" not in hidden and "nine" not in hidden and "Norway" in hidden
-    async with connect_http(locked.url, create("--tenant", "red")) as client:
+
+
+async def test_what_keys_may_read(service: Rig) -> None:
+    async with over_http(service.url, create(service, "--group", "hr")) as client:
+        assert "pay" in (read := await seen(client)) and "nine" in read
+    async with over_http(service.url, create(service, "--tenant", "red")) as client:
         foreign = await seen(client)
         assert "nine" not in foreign and "Norway" not in foreign
 
 
-async def test_what_a_key_may_not_read_does_not_come_over_stdio(
-    locked: Rig, create: Callable[..., str]
-) -> None:
-    hide(locked)
-    async with over_stdio(locked.url, create("--group", "sales")) as client:
-        hidden = await seen(client)
-        assert "pay" not in hidden and "nine" not in hidden and "Norway" in hidden
-
-
-async def test_no_key_no_tools(locked: Rig) -> None:
+async def test_no_key_no_tools(service: Rig) -> None:
     for key in ("", "kvs_wrong"):
         with pytest.raises((MCPError, ExceptionGroup)):
-            async with over_http(locked.url, key) as client:
+            async with over_http(service.url, key) as client:
                 await client.list_tools()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         sent = mcp_call("search", {"query": "x"})
-        reply = httpx.post(
-            f"{locked.url}/mcp", json=sent["json"], headers=sent["headers"] | headers
-        )
+        headers = sent["headers"] | (bearer(key) if key else {})
+        reply = httpx.post(f"{service.url}/mcp", json=sent["json"], headers=headers)
         assert reply.status_code == 401
         assert reply.headers["www-authenticate"].startswith("Bearer")
     done = subprocess.run(
-        command(locked.url), env=environment("kvs_wrong"), capture_output=True, text=True,
+        command(service.url), env=environment("kvs_wrong"), capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=ENDS_S,
     )  # fmt: skip
     assert done.returncode == 1 and "API key is not valid" in done.stderr
@@ -237,23 +241,27 @@ def test_no_service_for_the_command() -> None:
     assert "kvstitch serve" in done.stderr and "Traceback" not in done.stderr
 
 
-async def test_a_cancelled_call_ends_its_answer(folder: Path, data: Path, connect: Connect) -> None:
-    worker = FakeWorker("", token_delay_s=0.05)
-    with running(folder, data, worker=worker) as rig:
-        rig.ingest()
-        async with connect(rig.url) as client:
-            assert await called(client, "search", query="Norway")
-            async with anyio.create_task_group() as group:
-                group.start_soon(client.call_tool, "ask", {"question": "?", "max_tokens": 1000})
-                with anyio.fail_after(ENDS_S):
-                    while not worker.seen(Generate):
-                        await anyio.sleep(0.02)
-                assert not worker.aborted
-                group.cancel_scope.cancel()
+async def test_a_cancelled_call_ends_its_answer(
+    service: Rig, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = service.worker
+    assert worker is not None
+    monkeypatch.setattr(worker, "token_delay_s", 0.05)
+    worker.received.clear()
+    worker.aborted.clear()
+    async with connect(service.url, create(service)) as client:
+        assert await called(client, "search", query="Norway")
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, "ask", {"question": "?", "max_tokens": 1000})
             with anyio.fail_after(ENDS_S):
-                while not (worker.aborted and rig.gateway.limiter.in_flight == 0):
+                while not worker.seen(Generate):
                     await anyio.sleep(0.02)
-            assert await called(client, "search", query="Norway"), "the connection goes on"
+            assert not worker.aborted
+            group.cancel_scope.cancel()
+        with anyio.fail_after(ENDS_S):
+            while not (worker.aborted and service.gateway.limiter.in_flight == 0):
+                await anyio.sleep(0.02)
+        assert await called(client, "search", query="Norway"), "the connection goes on"
 
 
 async def test_the_command_outlives_the_service(folder: Path, data: Path) -> None:
@@ -277,10 +285,7 @@ async def test_the_command_outlives_the_service(folder: Path, data: Path) -> Non
 
 def begin_session(rig: Rig, key: str) -> dict[str, str]:
     """Headers of requests in a session, as clients of revision 2025-06-18 have it."""
-    headers = {
-        "Accept": "application/json, text/event-stream",
-        "Authorization": f"Bearer {key}",
-    }
+    headers = {"Accept": "application/json, text/event-stream", **bearer(key)}
     params = {"protocolVersion": "2025-06-18", "capabilities": {},
               "clientInfo": {"name": "test", "version": "1"}}  # fmt: skip
     begin = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
@@ -293,19 +298,17 @@ def begin_session(rig: Rig, key: str) -> dict[str, str]:
     return headers
 
 
-def test_a_session_is_that_of_the_key_that_began_it(
-    locked: Rig, create: Callable[..., str]
-) -> None:
-    owner, thief = create(), create("--tenant", "red")
-    session = begin_session(locked, owner)
+def test_a_session_is_that_of_the_key_that_began_it(service: Rig) -> None:
+    owner, thief = create(service), create(service, "--tenant", "red")
+    session = begin_session(service, owner)
     lists = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    stolen = {**session, "Authorization": f"Bearer {thief}"}
-    assert locked.http.post("/mcp", json=lists, headers=stolen).status_code == 404
-    assert locked.http.delete("/mcp", headers=stolen).status_code == 404
-    assert "documents" in locked.http.post("/mcp", json=lists, headers=session).text
-    assert locked.http.delete("/mcp", headers=session).status_code == 200
-    assert locked.http.post("/mcp", json=lists, headers=session).status_code == 404
-    begin_session(locked, owner)  # stays open: the service ends nevertheless
+    stolen = session | bearer(thief)
+    assert service.http.post("/mcp", json=lists, headers=stolen).status_code == 404
+    assert service.http.delete("/mcp", headers=stolen).status_code == 404
+    assert "documents" in service.http.post("/mcp", json=lists, headers=session).text
+    assert service.http.delete("/mcp", headers=session).status_code == 200
+    assert service.http.post("/mcp", json=lists, headers=session).status_code == 404
+    begin_session(service, owner)  # stays open: the service ends nevertheless
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -320,58 +323,30 @@ def test_gateways_that_share_a_database_have_no_sessions(rig: Rig) -> None:
     assert "fjord" in reply.text and "mcp-session-id" not in reply.headers
 
 
-def test_bodies_are_bounded(shared: Rig) -> None:
-    limit = shared.gateway.settings.max_body_values
+def test_bodies_are_bounded(service: Rig) -> None:
+    limit = service.gateway.settings.max_body_values
     many = mcp_call("search", {"query": "x", "documents": ["a"] * (limit + 1)})
-    reply = shared.http.post("/mcp", **many)
+    reply = service.http.post("/mcp", **many)
     assert reply.status_code == 413 and reply.json()["code"] == "body_too_large"
     deep = mcp_call("search", {})
     content = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + b"[" * 50_000
     sent = {**deep["headers"], "Content-Type": "application/json"}
-    assert shared.http.post("/mcp", content=content, headers=sent).status_code == 400
-    assert shared.http.get("/mcp").status_code == 405
+    assert service.http.post("/mcp", content=content, headers=sent).status_code == 400
+    assert service.http.get("/mcp").status_code == 405
     foreign = {**deep["headers"], "Origin": "https://elsewhere.example"}
-    assert shared.http.post("/mcp", json=deep["json"], headers=foreign).status_code == 403
+    assert service.http.post("/mcp", json=deep["json"], headers=foreign).status_code == 403
 
 
-def test_requests_are_counted_as_those_of_the_routes(
-    locked: Rig, create: Callable[..., str]
-) -> None:
-    key = create("--requests-per-minute", "2")
+def test_requests_are_counted_as_those_of_the_routes(service: Rig) -> None:
+    key = create(service, "--requests-per-minute", "2")
     replies = []
     for _ in range(3):
         sent = mcp_call("search", {"query": "Norway"})
-        sent["headers"]["Authorization"] = f"Bearer {key}"
-        replies.append(locked.http.post("/mcp", **sent).json()["result"])
+        sent["headers"] |= bearer(key)
+        replies.append(service.http.post("/mcp", **sent).json()["result"])
     assert [reply["isError"] for reply in replies] == [False, False, True]
     assert "requests_per_minute of this key is 2" in replies[2]["content"][0]["text"]
     until(
-        lambda: locked.metric("kvstitch_http_responses_total", route="/mcp", status="200"),
+        lambda: service.metric("kvstitch_http_responses_total", route="/mcp", status="200"),
         "counted",
     )
-
-
-def test_a_service_that_was_installed_without_it_says_so(folder: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['mcp'] = None\n"
-        "from pathlib import Path\n"
-        "from fastapi.testclient import TestClient\n"
-        "from service.gateway.app import create_app\n"
-        "from service.gateway.composition import Gateway\n"
-        "from service.settings import load\n"
-        "from tests.fakes.models import HashingEmbedder\n"
-        "folder, data = map(Path, sys.argv[1:])\n"
-        "gateway = Gateway(load(model=str(folder), data_dir=data, allow_anonymous=True), folder,\n"
-        "                  embedder=HashingEmbedder())\n"
-        "http = TestClient(create_app(gateway), 'http://localhost')\n"
-        "print(http.post('/mcp', json={}).text)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(folder), str(tmp_path / "data")],
-        capture_output=True, text=True, timeout=ENDS_S,
-    )  # fmt: skip
-    assert "pip install 'kvstitch[mcp]'" in done.stdout, done.stderr
-    command = [sys.executable, "-c", "import sys; sys.modules['mcp'] = None\n"
-               "from service.cli import main; sys.exit(main(['mcp']))"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S)
-    assert done.returncode == 1 and "pip install 'kvstitch[mcp]'" in done.stderr, done.stderr

@@ -25,16 +25,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from retriever import DocFilter, DocumentInfo
-from service import __version__
-from service.errors import KvstitchError, WorkerFault
-from service.gateway.admission import CallContext
-from service.gateway.auth.access import Principal
-from service.gateway.composition import Gateway
-from service.gateway.json_content import validated
-from service.gateway.schemas.fields import composed
-from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.schemas.mcp_tools import (
+from kvstitch_mcp.schemas import (
     AskArguments,
     CitedAnswer,
     DocumentPart,
@@ -45,6 +36,15 @@ from service.gateway.schemas.mcp_tools import (
     Passage,
     SearchArguments,
 )
+from retriever import DocFilter, DocumentInfo
+from service import __version__
+from service.errors import KvstitchError, WorkerFault
+from service.gateway.admission import CallContext
+from service.gateway.auth.access import Principal
+from service.gateway.composition import Gateway
+from service.gateway.json_content import validated
+from service.gateway.schemas.fields import composed
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.schemas.search import SearchRequest
 from service.gateway.search.search_query import document_scope, metadata_filter
 

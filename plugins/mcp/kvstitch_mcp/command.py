@@ -37,10 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stdin ends."""
-    try:
-        import mcp  # noqa: F401
-    except ImportError:
-        raise CommandError("this needs MCP's library: pip install 'kvstitch[mcp]'") from None
     key = args.api_key or os.environ.get("KVSTITCH_API_KEY")
     asyncio.run(_serve(args.url.rstrip("/") + "/mcp", key))
     return 0

@@ -1,6 +1,6 @@
-"""/mcp: the tools of `http.mcp_tools`, over the Model Context Protocol's streamable HTTP.
+"""/mcp: the tools of tools.py, over the Model Context Protocol's streamable HTTP.
 
-    POST /mcp ── Authentication ── McpServer ── the SDK's transport ── tool ── service
+    POST /mcp ── Authentication ── McpPart ── the SDK's transport ── tool ── service
 
 Who asks is who sent the POST: permissions are those of its key, whatever session it names. Clients
 of revision 2026-07-28 have no session, and cancel a call by closing its connection. Earlier ones
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
 
@@ -21,30 +20,45 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, Unroutable
+from service.errors import BodyTooLarge
 from service.gateway.composition import Gateway
 from service.gateway.http.dependencies import note
 from service.gateway.json_content import has_more_values
+from service.plugins import GatewayPart
 
 MAX_NOTED_CHARS = 64
-router = APIRouter()
 
 
-class McpServer:
+class McpPart(GatewayPart):
     """Answers the requests of /mcp between `start` and `close`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        # mcp_tools and the transport; None: the SDK is not installed.
-        self._started: asyncio.Future[tuple[ModuleType, Any]] | None = None
+        self.routers = (self._router(),)
+        self._started: asyncio.Future[tuple[ModuleType, Any]] | None = None  # tools and transport
         self._running: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
-    def start(self) -> None:
+    def _router(self) -> APIRouter:
+        """Return the routes. Nothing is sent unasked, so GET is a 405."""
+        router = APIRouter()
+
+        @router.post("/mcp", openapi_extra=MESSAGE, responses=ANSWERS, response_model=None)
+        async def mcp() -> McpResponse:
+            """A message of the Model Context Protocol."""
+            return McpResponse(self)
+
+        @router.delete("/mcp", include_in_schema=False)
+        async def end_mcp_session() -> McpResponse:
+            """End a session; answers are the SDK's, with types that OpenAPI could not be told."""
+            return McpResponse(self)
+
+        return router
+
+    async def start(self) -> None:
         """Begin to load the SDK, before clients give up waiting; requests wait for it."""
-        if find_spec("mcp") is not None:
-            self._started = asyncio.get_running_loop().create_future()
-            self._running = asyncio.create_task(self._run(self._started))
+        self._started = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._run(self._started))
 
     async def close(self) -> None:
         """End all sessions, and calls that are under way."""
@@ -53,7 +67,7 @@ class McpServer:
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whose sender is known; raises BodyTooLarge, Unroutable."""
+        """Answer one request, whose sender is known; raises BodyTooLarge."""
         request = Request(scope, receive)
         body = await request.body()
         limit = self._gateway.settings.max_body_values
@@ -61,10 +75,7 @@ class McpServer:
             raise BodyTooLarge(
                 f"the body holds more than {limit} values: send fewer arguments", field="body"
             )
-        if self._started is None:
-            raise Unroutable(
-                404, "this service was installed without MCP: pip install 'kvstitch[mcp]'"
-            )
+        assert self._started is not None
         tools, manager = await asyncio.shield(self._started)
         if hasattr(request.state, "notes"):
             _note(request, body)
@@ -74,7 +85,7 @@ class McpServer:
     async def _run(self, started: asyncio.Future[tuple[ModuleType, Any]]) -> None:
         """Hold the transport open: its tasks belong to the task that opened it."""
         try:
-            tools = await asyncio.to_thread(import_module, "service.gateway.http.mcp_tools")
+            tools = await asyncio.to_thread(import_module, "kvstitch_mcp.tools")
             manager = tools.session_manager(self._gateway)
             async with manager.run():
                 started.set_result((tools, manager))
@@ -118,12 +129,12 @@ def _after(body: bytes, receive: Receive) -> Receive:
 class McpResponse(Response):
     """What the protocol's transport answers."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, part: McpPart) -> None:
         super().__init__()
-        self._server = server
+        self._part = part
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._server.handle(scope, receive, send)
+        await self._part.handle(scope, receive, send)
 
 
 def _failure(description: str) -> dict[str, Any]:
@@ -191,18 +202,3 @@ ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     404: _failure("No such session, or no such method"),
     406: _failure("Accept does not name application/json and text/event-stream"),
 }
-
-
-# Nothing is sent unasked, so GET is a 405.
-
-
-@router.post("/mcp", openapi_extra=MESSAGE, responses=ANSWERS, response_model=None)
-async def mcp(request: Request) -> McpResponse:
-    """A message of the Model Context Protocol."""
-    return McpResponse(request.app.state.mcp)
-
-
-@router.delete("/mcp", include_in_schema=False)
-async def end_mcp_session(request: Request) -> McpResponse:
-    """End a session; answers are the SDK's, with types that OpenAPI could not be told."""
-    return McpResponse(request.app.state.mcp)
