@@ -24,14 +24,13 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import repeat
 
 import icu4py
 from icu4py.breakers import WordBreaker
 
 from retriever.analysis import languages
-from retriever.analysis.spelling import CHARACTERS_KEPT, clean, fold, identifiers, written_apart
+from retriever.analysis.spelling import APART, CHARACTERS_KEPT, clean, fold, identifiers
 
 _RULES = 1  # count it up with every change of the code that changes a word
 REVISION = hashlib.sha256(
@@ -121,7 +120,7 @@ def analyse_text(title: str, text: str) -> AnalysedText:
     """The words of a chunk, with its title: a chunk alone may not name its topic."""
     folded = fold(f"{title}\n{text}")
     plain = folded.translate(_SPACED)
-    language = _language(f"{title} {text}")
+    language = languages.guess(clean(f"{title} {text}").translate(_SPACED))
     words: list[str] = []
     parts: list[str] = []
     for word, is_cut in _cut(plain, last=True):
@@ -129,8 +128,8 @@ def analyse_text(title: str, text: str) -> AnalysedText:
             words.append(word)
         else:
             words.append(languages.stem(word, language))
-            parts += _parts(word, language)
-    parts += _all_runs(plain)
+            parts += languages.parts(word, language)
+    parts += _runs(plain)
     parts += identifiers(folded)
     there = set(words)
     return AnalysedText(words, [part for part in dict.fromkeys(parts) if part not in there])
@@ -138,17 +137,20 @@ def analyse_text(title: str, text: str) -> AnalysedText:
 
 def analyse_query(query: str) -> AnalysedQuery:
     """The words of a query, in the spellings that texts may have them in; it may have none."""
-    folded = fold(query)
-    terms: dict[Term, None] = {}
-    cut = list(_cut(folded.translate(_SPACED), last=False))
-    own = [_own_term(word, is_cut) for word, is_cut in cut]
-    terms.update(dict.fromkeys(own))
+    cleaned, folded = clean(query), fold(query)
+    own = [
+        Term(((word,),), starts=len(word) == 1 and _PAIRED.match(word) is not None)
+        if is_cut
+        else Term(tuple((spelling,) for spelling in languages.stems(word)))
+        for word, is_cut in _cut(folded.translate(_SPACED), last=False)
+    ]
+    terms = dict.fromkeys(own)
     known = {phrase for term in terms for phrase in term.spellings}
-    for more in _beside(query, folded):
+    for more in _further_tokens(cleaned, folded):
         if new := tuple(dict.fromkeys((s,) for s in more if (s,) not in known)):
             terms[Term(new)] = None
             known.update(new)
-    exact = list(dict.fromkeys(_exact(query, folded)))[:MAX_EXACT]
+    exact = list(dict.fromkeys(_exact(cleaned, folded)))[:MAX_EXACT]
     phrases = [term for term in exact if term.is_phrase]
     last = frozenset(own[-LAST_WORDS:])
     return AnalysedQuery([*terms, *dict.fromkeys(phrases)], exact, last)
@@ -165,30 +167,30 @@ def question_of(text: str) -> str | None:
     return " ".join(asked) or " ".join(words[-LAST_WORDS:])
 
 
-def _beside(query: str, folded: str) -> Iterator[Iterable[str]]:
-    """Further tokens that texts may have as words or parts."""
+def _further_tokens(cleaned: str, folded: str) -> Iterator[Iterable[str]]:
+    """What texts may have, as words or parts, for the words of a query."""
     plain = folded.translate(_SPACED)
     # ü where texts have ue, å where they have aa, and the other way round.
-    for word in fold(clean(query).lower().translate(_WRITTEN_OUT)).translate(_SPACED).split():
+    for word in fold(cleaned.lower().translate(_WRITTEN_OUT)).translate(_SPACED).split():
         if word[0] <= "\u024f":
-            yield _stems(word)
+            yield languages.stems(word)
             if (without := _UMLAUT.sub(r"\1", word)) != word:
-                yield _stems(without)
-    yield from ((run,) for run in _all_runs(plain))
+                yield languages.stems(without)
+    yield from ((run,) for run in _runs(plain))
     yield from ((name,) for name in identifiers(folded))
-    language = _language(query)
+    language = languages.guess(cleaned.translate(_SPACED))
     for word in plain.split():
-        yield from ((part,) for part in _parts(word, language))
+        yield from ((part,) for part in languages.parts(word, language))
 
 
-def _exact(query: str, folded: str) -> Iterator[Term]:
-    for match in _QUOTED.finditer(clean(query)):
+def _exact(cleaned: str, folded: str) -> Iterator[Term]:
+    for match in _QUOTED.finditer(cleaned):
         if phrases := _phrases(fold(match[1] or match[2])):
             yield Term(phrases)
     for name in identifiers(folded):
         pieces = " ".join(_PIECE.findall(name))
         yield Term(((name,), *(p for p in _phrases(pieces) if len(p) > 1)))
-    for letters, number in written_apart(clean(query)):
+    for letters, number in APART.findall(cleaned):
         joined = identifiers(fold(f"{letters}-{number}"))
         yield Term((*((name,) for name in joined), *_phrases(fold(f"{letters} {number}"))))
     plain = folded.translate(_SPACED).split()
@@ -228,12 +230,6 @@ def _phrases(folded: str) -> tuple[Phrase, ...]:
     return tuple(dict.fromkeys(phrase[1:] for phrase in made))
 
 
-def _own_term(word: str, is_cut: bool) -> Term:
-    if is_cut:
-        return Term(((word,),), len(word) == 1 and _PAIRED.match(word) is not None)
-    return Term(tuple((spelling,) for spelling in _stems(word)))
-
-
 def _cut(plain: str, *, last: bool) -> Iterator[tuple[str, bool]]:
     """Yield words of a folded text without punctuation, and whether to leave them unstemmed."""
     for spaced in plain.split():
@@ -256,25 +252,18 @@ def _cut(plain: str, *, last: bool) -> Iterator[tuple[str, bool]]:
             yield spaced[position:], False
 
 
-def _all_runs(plain: str) -> Iterator[str]:
-    return (run for match in _BY_DICTIONARY.finditer(plain) for run in _runs(match[0]))
-
-
-def _runs(text: str) -> Iterator[str]:
-    """Three neighbouring letters, each with its marks, at every place."""
-    letters: list[str] = []
-    for char in text:
-        if letters and unicodedata.category(char)[0] == "M":
-            letters[-1] += char
-        else:
-            letters.append(char)
-    for start in range(len(letters) - _RUN + 1):
-        # Marked, so that a run is no word.
-        yield "\u00b7" + "".join(letters[start : start + _RUN])
-
-
-def _language(text: str) -> str:
-    return languages.guess(clean(text).translate(_SPACED))
+def _runs(plain: str) -> Iterator[str]:
+    """Three neighbouring letters, each with its marks, at every place that is cut by dictionary."""
+    for match in _BY_DICTIONARY.finditer(plain):
+        letters: list[str] = []
+        for char in match[0]:
+            if letters and unicodedata.category(char)[0] == "M":
+                letters[-1] += char
+            else:
+                letters.append(char)
+        for start in range(len(letters) - _RUN + 1):
+            # Marked, so that a run is no word.
+            yield "\u00b7" + "".join(letters[start : start + _RUN])
 
 
 class _Spaced(dict[int, str | None]):
@@ -289,14 +278,3 @@ class _Spaced(dict[int, str | None]):
 
 
 _SPACED = _Spaced()
-
-
-@lru_cache(languages.WORDS_KEPT)
-def _stems(word: str) -> list[str]:
-    # What Hebrew writes before a word may be there or not.
-    return [*languages.stems(word), *(languages.parts(word, "") if word[0] > "\u024f" else ())]
-
-
-@lru_cache(languages.WORDS_KEPT)
-def _parts(word: str, language: str) -> list[str]:
-    return [languages.stem(part, language) for part in languages.parts(word, language)]

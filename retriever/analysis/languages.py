@@ -73,15 +73,17 @@ def stem(word: str, language: str) -> str:
     return stemmed if name != "arabic" else str(_stemmers.of(name).stemWord(stemmed))
 
 
+@lru_cache(WORDS_KEPT)
 def stems(word: str) -> list[str]:
     """All stems by which texts that have the folded word may be found, without repetitions."""
-    if word[0] > "\u024f":
-        return [stem(word, ENGLISH)]
+    if word[0] > "\u024f":  # what Hebrew writes before a word may be there or not
+        return [stem(word, ENGLISH), *parts(word, ENGLISH)]
     return list(dict.fromkeys(stem(word, language) for language in LATIN))
 
 
+@lru_cache(WORDS_KEPT)
 def parts(word: str, language: str) -> list[str]:
-    """The folded words that a folded word may be made of, which are not stemmed."""
+    """The stems of the words that a folded word may be made of."""
     if "\u05d0" <= word[0] <= "\u05ea":
         return [word[1:]] if word[0] in "והבלמשכ" and len(word) >= LEAST_PART else []
     patterns = _COMPOUNDING.get(language)
@@ -93,7 +95,7 @@ def parts(word: str, language: str) -> list[str]:
         for first, start in enumerate(places)
         for end in places[first + 1 : first + 1 + MOST_SYLLABLES]
     )
-    return [run for run in runs if LEAST_PART <= len(run) < len(word)]
+    return [stem(run, language) for run in runs if LEAST_PART <= len(run) < len(word)]
 
 
 def versions() -> str:

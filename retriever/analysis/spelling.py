@@ -138,8 +138,8 @@ _SHORT = re.compile(r"[^\W\d_]+\d")  # u2, ww1, mp3: words of their own
 _WITH_A_WORD = re.compile(r"\d.*\W[^\W\d_]{3,}")  # 19-year-old, 12-inch
 _WORD_BEHIND = re.compile(r"(.*\d)[^\w/][^\W\d_]{4,}")  # PPR-9087-Ventil
 _VERSION = re.compile(r"v(?=\d+\.)")
-# Capitals before a number, as in PPR 9087 or ISO 9001. This is asked of the query's own spelling.
-_APART = re.compile(r"\b([A-Z]{2,6}) (\d[\w.-]*\w|\d)\b")
+# Capitals before a number, as in PPR 9087 or ISO 9001, of a query that is not folded.
+APART = re.compile(r"\b([A-Z]{2,6}) (\d[\w.-]*\w|\d)\b")
 LEAST_DIGITS = 5
 MOST_CHARS = 64  # what is longer is no name: Base64, hashes in a row
 
@@ -169,11 +169,6 @@ def _token(name: str) -> str:
 def _is_mixed(name: str) -> bool:
     """Whether it has digits and letters."""
     return any(map(str.isdigit, name)) and any(map(str.isalpha, name))
-
-
-def written_apart(query: str) -> list[tuple[str, str]]:
-    """Capitals and the number behind them, of a query that is not folded: PPR 9087."""
-    return [(match[1], match[2]) for match in _APART.finditer(query)]
 
 
 def _is_identifier(name: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
-from retriever.analysis.analyser import AnalysedQuery, Term
+from retriever.analysis.analyser import AnalysedQuery
 from retriever.catalog import queries, storing
 from retriever.catalog.filter_conditions import chunks_matching, conditions
 from retriever.catalog.reading_groups import SCOPES, SHOWN, WORDS, Remembered, of_readers, readable
@@ -294,10 +294,12 @@ class Catalog:
             # Another process that makes the words of PostgreSQL anew does not change the state.
             counts = {} if self.shared else self._counts(scope_id, state)
             words = Searched(read, scope_id, counts, allowed_ids)
-            return WordHits(
-                self._words.search(words, query, k),
-                [self._holding(words, term) for term in query.exact],
-            )
+            ranked = self._words.search(words, query, k)
+            exact: list[set[int]] = []
+            for term in query.exact:
+                found = (self._words.holding(words, spellings) for spellings in term.preferred)
+                exact.append(next(filter(None, found), set()))
+            return WordHits(ranked, exact)
 
     def _counts(self, scope_id: int, state: CatalogState) -> dict[str, int]:
         """Return what is known of a scope's words in this state; look-ups add to it."""
@@ -306,12 +308,6 @@ class Catalog:
         counts: dict[str, int] = {}
         self._word_counts.remember(scope_id, state, counts)
         return counts
-
-    def _holding(self, words: Searched, term: Term) -> set[int]:
-        for spellings in term.preferred:
-            if found := self._words.holding(words, spellings):
-                return found
-        return set()
 
     def words_outdated(self) -> bool:
         """Return whether chunks are found by words that another release's analyser has made."""

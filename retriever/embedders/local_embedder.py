@@ -77,8 +77,12 @@ class LocalEmbedder:
         if not texts:
             return np.zeros((0, loaded.dim), dtype=np.float32), 0
         try:
-            rows, owners = loaded.tokenize(list(texts))
-            return loaded.embed(rows, owners, len(texts)), sum(map(len, rows))
+            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+                whole = [loaded.tokenizer.encode(texts[0])]
+            else:  # by threads, and without Python's lock
+                whole = loaded.tokenizer.encode_batch(list(texts))
+            windows = [[encoded.ids, *(w.ids for w in encoded.overflowing)] for encoded in whole]
+            return loaded.embed(windows), sum(len(ids) for of_text in windows for ids in of_text)
         except Exception as error:
             raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
 
@@ -113,22 +117,12 @@ class _Loaded:
         known = ShortTextBert.supports(self.model)
         self.short = ShortTextBert(self.model) if known else None
 
-    def tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
-        """The token ids of every window, and the index of the text that each window belongs to."""
-        if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
-            whole = [self.tokenizer.encode(texts[0])]
-        else:  # by threads, and without Python's lock
-            whole = self.tokenizer.encode_batch(texts)
-        windows = [
-            (window.ids, owner)
-            for owner, encoded in enumerate(whole)
-            for window in (encoded, *encoded.overflowing)
-        ]
-        return [ids for ids, _ in windows], [owner for _, owner in windows]
-
-    def embed(self, rows: list[list[int]], owners: list[int], count: int) -> Vectors:
-        """Embed windows: `[count, dim]`. Windows of similar length share a batch."""
-        sums = np.zeros((count, self.dim), dtype=np.float32)
+    def embed(self, windows: list[list[list[int]]]) -> Vectors:
+        """Embed texts, each as the token ids of its windows: `[len(windows), dim]`. Windows of
+        similar length share a batch."""
+        rows = [ids for of_text in windows for ids in of_text]
+        owners = [owner for owner, of_text in enumerate(windows) for _ in of_text]
+        sums = np.zeros((len(windows), self.dim), dtype=np.float32)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for batch in self._batches(order, rows):
             pooled = self._forward([rows[row] for row in batch])

@@ -20,7 +20,6 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -37,12 +36,11 @@ from retriever.errors import WrongSchema
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
-    Frequencies,
     Hits,
     Searched,
     present,
-    remembering,
     searched_terms,
+    uncounted,
 )
 
 REMOVED, GROWN = 1, 2  # why a scope is stale
@@ -134,7 +132,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     among, ids = _among(words.allowed_ids)
     found: Hits = []
     if tables.made:
-        terms = searched_terms(query, _counted(words, tables))
+        terms = searched_terms(query, _counts(words, tables, query.terms))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
@@ -149,7 +147,7 @@ def holding(words: Searched, term: Term) -> set[int]:
     tables = _tables(connection, scope_id)
     if not tables.made:
         return set()
-    if (held := present(term, _counted(words, tables))) is None:
+    if (held := present(term, _counts(words, tables, [term]))) is None:
         return set()
     among, ids = _among(words.allowed_ids)
     found = _driver(connection).execute(
@@ -250,19 +248,18 @@ def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) 
     return set(connection.exec_driver_sql(query, (json.dumps(list(chunk_ids)),)).scalars())
 
 
-def _counted(words: Searched, tables: _Tables) -> Frequencies:
+def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> Mapping[str, int]:
+    """In how many chunks the terms' tokens are."""
     # Words that are made anew change the table, and not the catalog's state.
     counts = {} if tables.old else words.counts
-    return remembering(counts, partial(_frequencies, words.connection, tables))
-
-
-def _frequencies(
-    connection: Connection, tables: _Tables, tokens: Collection[str]
-) -> Mapping[str, int]:
-    query = (
-        f"SELECT term, doc FROM {tables.new}_counts WHERE term IN (SELECT value FROM json_each(?))"
-    )
-    return dict(_driver(connection).execute(query, (json.dumps(list(tokens)),)).fetchall())
+    if tokens := uncounted(terms, counts):
+        query = (
+            f"SELECT term, doc FROM {tables.new}_counts "
+            "WHERE term IN (SELECT value FROM json_each(?))"
+        )
+        found = _driver(words.connection).execute(query, (json.dumps(tokens),))
+        counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
+    return counts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ chunks at a time; chunks that it has not come to are found by their old words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,29 +71,20 @@ class FullText(Protocol):
         """Forget what is left of another revision once no chunk's words are."""
 
 
-Frequencies = Callable[[Collection[str]], Mapping[str, int]]
+def uncounted(terms: Iterable[Term], counts: Mapping[str, int]) -> list[str]:
+    """The tokens of terms of which `counts` does not say in how many chunks they are."""
+    phrases = (phrase for term in terms if not term.starts for phrase in term.spellings)
+    return list({token for phrase in phrases for token in phrase if token not in counts})
 
 
-def remembering(counts: dict[str, int], look_up: Frequencies) -> Frequencies:
-    """Return `look_up` for what is not among `counts`, to which it adds what it finds."""
-
-    def counted(tokens: Collection[str]) -> Mapping[str, int]:
-        if unknown := [token for token in tokens if token not in counts]:
-            counts.update({**dict.fromkeys(unknown, 0), **look_up(unknown)})
-        return counts
-
-    return counted
-
-
-def searched_terms(query: AnalysedQuery, frequencies: Frequencies) -> list[Term]:
+def searched_terms(query: AnalysedQuery, counts: Mapping[str, int]) -> list[Term]:
     """The terms that a search asks for: those there are, or of a long query its rarest and last."""
-    counted = frequencies(_tokens(query.terms))
-    found = {term: _found(term, counted) for term in query.terms}
+    found = {term: present(term, counts) for term in query.terms}
     chosen = [term for term, there in found.items() if there is not None]
     if len(chosen) > MAX_QUERY_WORDS:
 
         def chunks(term: Term) -> int:
-            return sum(min(map(counted.__getitem__, s)) for s in (found[term] or term).spellings)
+            return sum(min(map(counts.__getitem__, s)) for s in (found[term] or term).spellings)
 
         kept = set(chosen).intersection(query.last.union(query.exact))
         others = sorted((t for t in chosen if t not in kept and not t.starts), key=chunks)
@@ -102,18 +93,9 @@ def searched_terms(query: AnalysedQuery, frequencies: Frequencies) -> list[Term]
     return [there for term in chosen if (there := found[term]) is not None]
 
 
-def present(term: Term, frequencies: Frequencies) -> Term | None:
-    """The term as a search may ask for it; None: no chunk has it."""
-    return _found(term, frequencies(_tokens([term])))
-
-
-def _tokens(terms: Iterable[Term]) -> set[str]:
-    return {token for t in terms if not t.starts for s in t.spellings for token in s}
-
-
-def _found(term: Term, counted: Mapping[str, int]) -> Term | None:
+def present(term: Term, counts: Mapping[str, int]) -> Term | None:
     """The term with those spellings all of whose words there are; None: there are none."""
     if term.starts:
         return term
-    spellings = tuple(s for s in term.spellings if all(map(counted.get, s)))
+    spellings = tuple(s for s in term.spellings if all(map(counts.get, s)))
     return Term(spellings) if spellings else None

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -28,12 +27,11 @@ from retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, a
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
-    Frequencies,
     Hits,
     Searched,
     present,
-    remembering,
     searched_terms,
+    uncounted,
 )
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
@@ -116,7 +114,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     if not query.terms or k <= 0:
         return []
     connection, scope_id = words.connection, words.scope_id
-    terms = searched_terms(query, _counted(words))
+    terms = searched_terms(query, _counts(words, query.terms))
     if not terms:
         return []
     hits, values = _hits(scope_id, terms)
@@ -134,7 +132,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
 def holding(words: Searched, term: Term) -> set[int]:
     """See FullText.holding."""
     connection, scope_id = words.connection, words.scope_id
-    if (held := present(term, _counted(words))) is None:
+    if (held := present(term, _counts(words, [term]))) is None:
         return set()
     hits, values = _hits(scope_id, [held])
     sql = f"SELECT DISTINCT chunk_id FROM ({hits}) AS hits"
@@ -223,18 +221,16 @@ def _phrase(scope_id: int, words: Phrase) -> tuple[str, list[Any]]:
     return sql + " GROUP BY chunk_id", values
 
 
-def _counted(words: Searched) -> Frequencies:
-    return remembering(words.counts, partial(_frequencies, words.connection, words.scope_id))
-
-
-def _frequencies(
-    connection: Connection, scope_id: int, tokens: Collection[str]
-) -> Mapping[str, int]:
-    query = (
-        "SELECT word, count(*) FROM postings WHERE scope_id = %s "
-        "AND word = ANY(CAST(%s AS text[])) GROUP BY word"
-    )
-    return dict(_driver(connection).execute(query, (scope_id, list(tokens))).fetchall())
+def _counts(words: Searched, terms: Iterable[Term]) -> Mapping[str, int]:
+    """In how many chunks the terms' tokens are."""
+    if tokens := uncounted(terms, words.counts):
+        query = (
+            "SELECT word, count(*) FROM postings WHERE scope_id = %s "
+            "AND word = ANY(CAST(%s AS text[])) GROUP BY word"
+        )
+        found = _driver(words.connection).execute(query, (words.scope_id, tokens))
+        words.counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
+    return words.counts
 
 
 def _driver(connection: Connection) -> Any:

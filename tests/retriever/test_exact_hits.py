@@ -70,7 +70,7 @@ def test_a_long_question_is_searched_by_rare_words_and_its_end(
     assert {"rare", "end"} <= set(found)
     counted = dict.fromkeys((f"absent{n}" for n in range(400)), 3)
     counted |= {"zirconium": 1, "lastword": 9}
-    asked = searched_terms(analyse_query(query), lambda tokens: counted)
+    asked = searched_terms(analyse_query(query), counted)
     assert len(asked) == MAX_QUERY_WORDS
     spelled = {spelling for term in asked for spelling in term.spellings}
     assert {("zirconium",), ("lastword",), ("absent399",)} <= spelled
