@@ -152,7 +152,7 @@ class Gateway:
             self.prompts.chunking(),
             exact_up_to=settings.exact_vectors,
             database=self._databases.catalog,
-            index=self._databases.index or hooks().vector_index(settings=settings),
+            index=hooks().vector_index(settings=settings, database=self._databases.catalog),
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)

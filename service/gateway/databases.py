@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from encryption.keyring import Keyring
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
-from retriever.index.vector_search import VectorSearch
 from retriever.sql.database import Database
 from retriever.sql.expressions import upsert
 from service.gateway.auth.keys import KeyCache, KeyStore
@@ -41,7 +40,6 @@ class Databases:
         self._settings = settings
         self.tenant_keys: TenantKeys | None = None
         self.catalog: Database | None = None
-        self.index: VectorSearch | None = None
         self._membership: Membership | None = None
         self._heartbeat: Heartbeat | None = None
         self._following: asyncio.Task[None] | None = None
@@ -55,10 +53,6 @@ class Databases:
         self.jobs = shared_database(settings.database, uuid.uuid4().hex)
         self.tenant_keys = tenant_keys_of(settings, self.jobs)
         self.catalog = catalog_database(settings.database)
-        if settings.vectors == "pgvector":
-            from retriever.index.pgvector_index import PgvectorIndex
-
-            self.index = PgvectorIndex(self.catalog)
         self.keys = KeyCache(self.jobs)
         self.catalog_lock = CatalogLock(self.jobs)
         # Shared workers keep KV themselves, and are asked by every gateway.

@@ -83,9 +83,10 @@ def kv_tiers() -> Sequence[TierKind]:
 
 
 @hookspec(firstresult=True)
-def vector_index(settings: Any) -> Any:
+def vector_index(settings: Any, database: Any) -> Any:
     """Return the index that passages are found by, a `VectorSearch` of the retriever, None where
-    the settings ask for none of the plugin's."""
+    the settings ask for none of the plugin's. `database`: the catalog's in PostgreSQL, None where
+    it is a file."""
 
 
 @hookspec

@@ -176,10 +176,11 @@ def _ours(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-# Settings by which something is protected, by the plugin without which nothing would be.
+# Settings that nobody may set in vain, by the plugin without which they have no effect.
 _NEVER_IGNORED = {
     "kvstitch-audit": re.compile(r"audit(_\w+)?"),
     "kvstitch-oidc": re.compile(r"oidc_\w+"),
+    "kvstitch-pgvector": re.compile(r"vectors"),
 }
 
 

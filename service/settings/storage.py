@@ -28,11 +28,6 @@ class PlaceSettings(BaseModel):
         repr=False,
         json_schema_extra=ADDRESS,
     )
-    vectors: Literal["faiss", "pgvector"] = Field(
-        "faiss",
-        validate_default=True,
-        description="where vectors are searched: in each gateway's memory, or in the database",
-    )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
     pin_check_s: float = Field(60.0, gt=0, description="pause between looks at pinned KV")
     job_retention_days: float = Field(
@@ -51,13 +46,6 @@ class PlaceSettings(BaseModel):
         repr=False,
         json_schema_extra=ADDRESS,
     )
-
-    @field_validator("vectors")
-    @classmethod
-    def _in_a_database(cls, value: str, info: ValidationInfo) -> str:
-        if value == "pgvector" and not info.data.get("database"):
-            raise ValueError("pgvector needs a database (KVSTITCH_DATABASE)")
-        return value
 
     @field_validator("counters_url")
     @classmethod

@@ -15,7 +15,6 @@ from typing import Any
 from kvstitch_ray.bulk.range_queue import RangeQueue
 from retriever import Retriever
 from retriever.catalog.tables import catalog_database
-from retriever.index.pgvector_index import PgvectorIndex
 from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
 from service.gateway.documents.chunk_kv import ChunkKVs
@@ -33,6 +32,7 @@ from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.service_database import shared_database
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from service.plugins import hooks
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.worker_settings import WorkerSettings
@@ -100,7 +100,7 @@ class BulkCorpus:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         self._catalog = catalog_database(settings.database, connections=CONNECTIONS)
         self._jobs = shared_database(settings.database, self.owner, connections=CONNECTIONS)
-        index = PgvectorIndex(self._catalog) if settings.vectors == "pgvector" else None
+        index = hooks().vector_index(settings=settings, database=self._catalog)
         retriever = Retriever.for_storing(
             self._catalog,
             make_embedder(settings),

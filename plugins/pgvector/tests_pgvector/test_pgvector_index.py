@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstitch_pgvector.pgvector_index import PgvectorIndex
 from retriever import ChunkSettings, DocFilter, Document, Retriever, Scope, parse_filter
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
 from retriever.embedders import Vectors, space_of
-from retriever.index.pgvector_index import PgvectorIndex
 from retriever.index.vector_index import VectorIndex
 from tests import postgresql_server
 from tests.fakes.models import HashingEmbedder, WordCounter
