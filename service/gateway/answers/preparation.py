@@ -124,9 +124,14 @@ class RequestPreparer:
             plan.condense = "off"
         elif plan.condense == "join" or not await self._rewritten(plan):
             plan.search, plan.condense = replace(plan.search, joined=joined), "join"
+        texts = [turn.text for turn in plan.turns]
+        texts += [] if plan.request.tools is None else [plan.request.tools.text]
+        # A token has a byte at least. Embedding a question that does not fit takes seconds in vain.
+        if sum(len(text.encode()) for text in texts) > plan.max_context // 2:
+            await asyncio.to_thread(self._check_question, plan)
         hinting = asyncio.get_running_loop() if prefetch else None
         await self._passages.search(
-            lambda: self._find(plan),
+            lambda: self._given(plan) if plan.search is None else self._passages.find(plan.search),
             lambda found: self._complete(plan, found, traceparent, hinting),
             rerank=plan.search is not None and plan.search.rerank,
         )
@@ -145,28 +150,24 @@ class RequestPreparer:
         plan.search = replace(plan.search, text=text)
         return True
 
+    def _check_question(self, plan: AnswerPlan) -> None:
+        """Encode the question, and raise PromptTooLong if it does not fit by itself."""
+        plan.question_ids = self._prompts.encode_question(
+            plan.turns, plan.request.tools, begin_answer=plan.request.guided is None
+        )
+        self._prompts.check_length([], plan.question_ids, max_context=plan.max_context)
+
     # -- on a search thread ----------------------------------------------------------------------
 
-    def _find(self, plan: AnswerPlan) -> FoundPassages:
-        """Find passages, the best first, or take those that came with the request, in its order."""
-        request, prompts = plan.request, self._prompts
-        texts = [turn.text for turn in plan.turns]
-        texts += [] if request.tools is None else [request.tools.text]
-        # A token has a byte at least. Embedding a question that does not fit takes seconds in vain.
-        if sum(len(text.encode()) for text in texts) > plan.max_context // 2:
-            plan.question_ids = prompts.encode_question(
-                plan.turns, request.tools, begin_answer=request.guided is None
-            )
-            prompts.check_length([], plan.question_ids, max_context=plan.max_context)
+    def _given(self, plan: AnswerPlan) -> FoundPassages:
+        """Return the passages that came with the request, in its order; nothing is searched."""
+        request, passages = plan.request, list[Passage]()
         if request.inline_documents is not None:
-            chunking = prompts.chunking()
-            inline = inline_passages(request.inline_documents, chunking, plan.max_context)
-            return FoundPassages(None, inline)
-        if plan.search is not None:
-            return self._passages.find(plan.search)
-        if request.documents is not None:
+            chunking = self._prompts.chunking()
+            passages = inline_passages(request.inline_documents, chunking, plan.max_context)
+        elif request.documents is not None:
             self._passages.require_documents(request.documents, plan.scope)
-        return FoundPassages(None, [])
+        return FoundPassages(None, passages)
 
     def _complete(
         self,

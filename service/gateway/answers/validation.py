@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvstitch.records.answers import Citation, Condense, RetrievalNote
 from retriever import Passage, Scope
-from service.errors import InvalidRequest, PromptTooLong
+from service.errors import PromptTooLong
 from service.gateway.admission import CallContext
 from service.gateway.answers.methods import DefaultMethods, chosen_adapter
 from service.gateway.prompts.conversation import normalize_turns, question_of
@@ -27,9 +27,6 @@ from service.settings import Settings
 # Tokens of an answer that may be a call or must have a form, where the request does not say: it is
 # worth nothing if it is cut off, and models' defaults are made for sentences.
 STRUCTURED_MAX_TOKENS = 512
-_SEARCH_FIELDS = (
-    *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
-)
 
 
 @dataclass(kw_only=True)
@@ -135,7 +132,7 @@ class RequestValidator:
 
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
         """Make every check that takes no time; raises as `AnswerService.open`."""
-        _check_fields(request)
+        request.check_fields()
         ready = self._worker.require()
         max_context, inline, sent = ready.model.max_context, request.inline_documents, request.turns
         chars = sum(turn.chars for turn in sent)
@@ -177,42 +174,3 @@ class RequestValidator:
             estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],
         )
-
-
-def _check_fields(request: GenerateRequest) -> None:
-    """Raise InvalidRequest for fields that do not go together."""
-    if (request.question is None) == (request.messages is None):
-        raise InvalidRequest(
-            "send either question or messages"
-            if request.question is not None
-            else "question is missing: send it, or messages",
-            field="question",
-        )
-    if request.question is not None and not request.question.strip():
-        raise InvalidRequest("question is empty: send the question's text", field="question")
-    # Marks that are put into the finished text would differ from what was sent or counted.
-    for name, asked in (("stream", request.stream), ("logprobs", request.logprobs is not None)):
-        if request.cite == "marks" and asked:
-            raise InvalidRequest(
-                f"cite: marks are put into whole answers without {name}: leave {name} out, or "
-                "read `attributions`",
-                field="cite",
-            )
-    for name in _SEARCH_FIELDS if request.inline_documents is not None else ():
-        if getattr(request, name) not in (None, False):
-            raise InvalidRequest(
-                f"{name} chooses among stored documents, and inline_documents are used instead of "
-                "these: leave one of the two out",
-                field=name,
-            )
-    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
-        raise InvalidRequest(
-            f"min_tokens is {request.min_tokens}, max_tokens {request.max_tokens}: lower it",
-            field="min_tokens",
-        )
-    for name in ("min_tokens", "ignore_eos") if request.guided is not None else ():
-        if getattr(request, name):
-            raise InvalidRequest(
-                f"{name}: with guided the form of the answer says where it ends: leave it out",
-                field=name,
-            )

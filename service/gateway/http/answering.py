@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any, Protocol
 
@@ -59,7 +60,8 @@ async def answer(
     writer: Callable[[AnswerGroup], AnswerWriter],
 ) -> Response:
     """Respond with an answer, or with several at once, as a stream or whole."""
-    note_questions(request, bodies)
+    asked = dict.fromkeys(question_of(body.turns) for body in bodies)
+    note(request, questions=list(asked), collection=bodies[0].collection or "default")
     if bodies[0].stream:
         group = await gateway.answers.open(bodies, call)
         return EventStream(
@@ -76,11 +78,6 @@ async def answer(
         return json_response(writer(group).whole(results), results[0].stages, total_s)
 
     return await respond_unless_disconnected(collect(), request, lambda response: response)
-
-
-def note_questions(request: Request, bodies: Sequence[GenerateRequest]) -> None:
-    asked = dict.fromkeys(question_of(body.turns) for body in bodies)
-    note(request, questions=list(asked), collection=bodies[0].collection or "default")
 
 
 async def respond_unless_disconnected(
@@ -116,16 +113,12 @@ class AnswerWriter(Protocol):
     def error(self, error: KvstitchError) -> bytes: ...
 
 
-def data_line(data: Any) -> str:
-    """Return a `data:` line with JSON, which never holds a line break."""
+def data_line(data: Any, event: str = "") -> str:
+    """Return a `data:` line with JSON, which never holds a line break, under its event's name."""
     text = json.dumps(data, ensure_ascii=False)
     for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
         text = text.replace(separator, escape)
-    return f"data: {text}\n\n"
-
-
-def frame(event: str, data: Any) -> bytes:
-    return f"event: {event}\n{data_line(data)}".encode()
+    return f"event: {event}\ndata: {text}\n\n" if event else f"data: {text}\n\n"
 
 
 class NamedEvents:
@@ -138,18 +131,18 @@ class NamedEvents:
         match event.event:
             case Sources(citations, retrieval):
                 cited = [json_value(c, exclude_none=True) for c in citations]
-                searched = None if retrieval is None else json_value(retrieval)
+                searched = None if retrieval is None else asdict(retrieval)
                 sources = {"citations": cited, "found": bool(cited), "retrieval": searched}
-                return frame("sources", sources)
+                return data_line(sources, "sources").encode()
             case TextDelta(text, logprobs):
                 likely = None if logprobs is None else [json_value(one) for one in logprobs]
                 more = {} if likely is None else {"logprobs": likely}
-                return frame("token", {"text": text, **more})
+                return data_line({"text": text, **more}, "token").encode()
             case Finished(response):
-                return frame("done", json_value(response))
+                return data_line(json_value(response), "done").encode()
 
     def error(self, error: KvstitchError) -> bytes:
-        return frame("error", {"error": error_object(error)})
+        return data_line({"error": error_object(error)}, "error").encode()
 
 
 class EventStream(Response):

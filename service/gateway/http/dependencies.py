@@ -22,7 +22,6 @@ from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_records import SpooledFile
 from service.gateway.json_content import read_json
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ ReadingMetrics = Annotated[Principal, Depends(require_scope("metrics"))]
 
 async def _call(
     request: Request,
-    principal: Generating,
+    gateway: GatewayDep,
     deadline_ms: Annotated[
         int | SkipJsonSchema[None],
         Header(
@@ -80,6 +79,8 @@ async def _call(
         ),
     ] = None,
 ) -> CallContext:
+    principal: Principal = request.state.principal
+    await gateway.access.admit(principal, "generate", counted=True)
     arrived = float(request.state.arrived)
     deadline = None if deadline_ms is None else arrived + deadline_ms / 1000
     return CallContext(principal, arrived, deadline, request.headers.get("traceparent", ""))
@@ -134,16 +135,10 @@ class _JsonRequest(Request):
 
     async def json(self) -> Any:
         limit: int = self.app.state.gateway.settings.max_body_values
-        return await in_thread_if_long(await self.body(), read_json, limit, self._model)
-
-
-async def in_thread_if_long(
-    body: bytes | bytearray | SpooledFile, parse: Callable[..., T], *more: Any
-) -> T:
-    """Return `parse(body, *more)`, computed in a thread if the body is so long that others wait."""
-    if not isinstance(body, SpooledFile) and len(body) <= INLINE_BYTES:
-        return parse(body, *more)
-    return await asyncio.to_thread(parse, body, *more)
+        body = await self.body()
+        if len(body) <= INLINE_BYTES:
+            return read_json(body, limit, self._model)
+        return await asyncio.to_thread(read_json, body, limit, self._model)
 
 
 def take_notes(scope: Scope) -> dict[str, Any]:

@@ -12,9 +12,10 @@ it; `title` only for the next one.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
@@ -34,7 +35,7 @@ from service.gateway.documents.parsing.sent_documents import (
     parse_line,
     split_readers,
 )
-from service.gateway.http.dependencies import MOST_NAMES, GatewayDep, in_thread_if_long, note
+from service.gateway.http.dependencies import INLINE_BYTES, MOST_NAMES, GatewayDep, note
 from service.gateway.http.multipart import Part, charset_of, decoded, read_parts
 from service.gateway.json_content import read_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
@@ -42,6 +43,7 @@ from service.settings.serving import LimitSettings
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 MAX_FIELD_BYTES = 65_536
+T = TypeVar("T")
 
 
 class UploadReader:
@@ -254,3 +256,12 @@ async def _upload(
 
 
 UploadDep = Annotated[AsyncIterator[IngestDocument], Depends(_upload)]
+
+
+async def in_thread_if_long(
+    body: bytes | bytearray | SpooledFile, parse: Callable[..., T], *more: Any
+) -> T:
+    """Return `parse(body, *more)`, computed in a thread if the body is so long that others wait."""
+    if not isinstance(body, SpooledFile) and len(body) <= INLINE_BYTES:
+        return parse(body, *more)
+    return await asyncio.to_thread(parse, body, *more)

@@ -13,7 +13,7 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -102,20 +102,19 @@ class ServingTokenizer:
         It is encoded as one string, as the model saw it in training. Only if the user text would
         then contribute an added token is each part encoded by itself.
         """
-        parts = split_template(template, user_text)
-        written = "".join(text if name is None else user_text[name] for name, text in parts)
-        whole: list[int] = self._obeying.encode(written, add_special_tokens=False).ids
         if not user_text:
-            return whole
-        template_ids = [self._obey_part(text) for name, text in parts if name is None]
-        added = [i for ids in template_ids for i in ids if i in self._added]
+            return self._obey(template)
+        names = "|".join(map(re.escape, user_text))
+        parts = re.split(rf"\{{({names})\}}", template)  # text, name, text, …; other braces stay
+        written = [user_text[part] if i % 2 else part for i, part in enumerate(parts)]
+        whole: list[int] = self._obeying.encode("".join(written), add_special_tokens=False).ids
+        added = [i for text in parts[::2] for i in self._obey_part(text) if i in self._added]
         if [i for i in whole if i in self._added] == added:
             return whole
-        pieces = iter(template_ids)
         return [
             token
-            for name, _ in parts
-            for token in (next(pieces) if name is None else self.encode_text(user_text[name]))
+            for i, text in enumerate(written)
+            for token in (self.encode_text(text) if i % 2 else self._obey_part(text))
         ]
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
@@ -155,15 +154,6 @@ class ServingTokenizer:
     def _obey(self, text: str) -> list[int]:
         ids: list[int] = self._obeying.encode(text, add_special_tokens=False).ids
         return ids
-
-
-def split_template(template: str, user_text: Collection[str]) -> list[tuple[str | None, str]]:
-    """Return the template's parts in order: (None, text) or (name, "{name}"); other braces stay."""
-    if not user_text:
-        return [(None, template)]
-    names = "|".join(map(re.escape, user_text))
-    parts = re.split(rf"(\{{(?:{names})\}})", template)
-    return [(p[1:-1] if i % 2 else None, p) for i, p in enumerate(parts) if p]
 
 
 def _load(content: str) -> Tokenizer:

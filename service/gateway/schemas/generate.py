@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model
 from pydantic.json_schema import SkipJsonSchema
 
 from kvstitch.records.answers import Condense
+from service.errors import InvalidRequest
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
 from service.messages.requests import ColdMode, HistoryMode
@@ -258,6 +259,11 @@ class Choices(SearchChoices):
     )
 
 
+_SEARCH_FIELDS = (
+    *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
+)
+
+
 class GenerateRequest(Choices, SamplingFields):
     """POST /v1/rag/generate. Fields left out take the model's defaults."""
 
@@ -297,6 +303,44 @@ class GenerateRequest(Choices, SamplingFields):
     def tools(self) -> ToolSet | None:
         """Functions that the answer may call; only OpenAI's routes take them."""
         return None
+
+    def check_fields(self) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+        if (self.question is None) == (self.messages is None):
+            raise InvalidRequest(
+                "send either question or messages"
+                if self.question is not None
+                else "question is missing: send it, or messages",
+                field="question",
+            )
+        if self.question is not None and not self.question.strip():
+            raise InvalidRequest("question is empty: send the question's text", field="question")
+        # Marks that are put into the finished text would differ from what was sent or counted.
+        for name, asked in (("stream", self.stream), ("logprobs", self.logprobs is not None)):
+            if self.cite == "marks" and asked:
+                raise InvalidRequest(
+                    f"cite: marks are put into whole answers without {name}: leave {name} out, or "
+                    "read `attributions`",
+                    field="cite",
+                )
+        for name in _SEARCH_FIELDS if self.inline_documents is not None else ():
+            if getattr(self, name) not in (None, False):
+                raise InvalidRequest(
+                    f"{name} chooses among stored documents, and inline_documents are used instead "
+                    "of these: leave one of the two out",
+                    field=name,
+                )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower it",
+                field="min_tokens",
+            )
+        for name in ("min_tokens", "ignore_eos") if self.guided is not None else ():
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"{name}: with guided the form of the answer says where it ends: leave it out",
+                    field=name,
+                )
 
 
 class ConversationRequest(GenerateRequest):

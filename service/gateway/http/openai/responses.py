@@ -18,7 +18,7 @@ from kvstitch.records.answers import Answer, Citation
 from service.errors import KvstitchError
 from service.gateway.answers.answer_service import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
-from service.gateway.http.answering import frame
+from service.gateway.http.answering import data_line
 from service.gateway.http.openai.envelope import Envelope, finish_reason
 from service.gateway.http.problems import openai_error
 from service.gateway.schemas.openai import ResponsesRequest
@@ -190,7 +190,7 @@ class ResponseWriter:
 
     def _event(self, type: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
-        return frame(type, {"type": type, "sequence_number": number, **fields})
+        return data_line({"type": type, "sequence_number": number, **fields}, type).encode()
 
     def _whole(self, status: str) -> bytes:
         return self._event(f"response.{status}", response=_dump(self._object("in_progress")))

@@ -18,7 +18,6 @@ from service.gateway.http.answering import (
     NamedEvents,
     answer,
     json_value,
-    note_questions,
     respond_unless_disconnected,
 )
 from service.gateway.http.dependencies import (
@@ -39,6 +38,7 @@ from service.gateway.http.openai.requests import (
     from_responses,
 )
 from service.gateway.http.openai.responses import ResponseWriter
+from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.schemas.openai import (
     ChatRequest,
@@ -71,7 +71,8 @@ async def generate(
     """Answer from documents. With `stream`: events sources, token …, then done or error. With
     `explain`: nothing is generated, the reply says what an answer would take."""
     if body.explain:
-        note_questions(request, [body])
+        asked = question_of(body.turns)
+        note(request, questions=[asked], collection=body.collection or "default")
         return await respond_unless_disconnected(gateway.answers.explain(body, call), request)
     return await answer(request, gateway, call, [body], lambda _: NamedEvents())
 
