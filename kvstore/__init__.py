@@ -1,6 +1,6 @@
 """Stores the KV caches of text chunks in tiers: memory, SSD, Redis, S3.
 
-Importing this package needs only torch, numpy and xxhash. redis and obstore are imported when used.
+Importing this package needs only torch, numpy and xxhash. redis is imported when used.
 
     with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
         store.put(key, encode_chunk(spec, k, v))
@@ -36,8 +36,6 @@ from kvstore.outcomes import (
 from kvstore.store import TieredStore
 from kvstore.tiers.memory_tier import MemoryTier
 from kvstore.tiers.redis.redis_tier import RedisTier
-from kvstore.tiers.s3_bucket import Place as S3Place
-from kvstore.tiers.s3_tier import S3Tier
 from kvstore.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
@@ -59,8 +57,6 @@ __all__ = [
     "ReadOutcome",
     "ReadProblem",
     "RedisTier",
-    "S3Place",
-    "S3Tier",
     "SsdTier",
     "StoreConfigError",
     "StoreStats",

@@ -105,7 +105,7 @@ def given_settings(args: argparse.Namespace, *, without: Collection[str] = ()) -
 
 
 # Options that are not called as the setting that they set.
-_SETTING_OF = {"--redis": "redis_url", "--redis-ttl": "redis_ttl_s", "--s3": "s3_url"}
+_SETTING_OF = {"--redis": "redis_url", "--redis-ttl": "redis_ttl_s"}
 
 
 def add_setting_options(
@@ -136,9 +136,6 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0, or "
         "redis+cluster://a:6379,b:6379")  # fmt: skip
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
-    add("--s3", dest="s3_url", help="cold KV tier, e.g. s3://bucket/prefix")
-    add("--s3-endpoint", help="URL of the S3 server; without it AWS")
-    add("--s3-region", help="without it AWS_REGION, or us-east-1")
     add("--write-tiers", help="tiers besides memory that get computed KV, e.g. ssd,s3; default all")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (default: 8000)")
@@ -159,6 +156,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--prefix-mode", help="what a chunk sees when it is precomputed (default: the model "
         "folder's, else primer)")  # fmt: skip
     add("--max-running", type=int, help="sequences decoded together")
+    add_options_of_plugins(parser)
+
+
+def add_options_of_plugins(parser: argparse.ArgumentParser, *, default: object = None) -> None:
+    """Add an option for each setting of a plugin that names one."""
+    for name, field in all_settings().model_fields.items():
+        if isinstance(field.json_schema_extra, dict) and "option" in field.json_schema_extra:
+            option = str(field.json_schema_extra["option"])
+            parser.add_argument(option, dest=name, help=field.description, default=default)
 
 
 class _Joined(argparse.Action):

@@ -106,6 +106,8 @@ def read_file(path: Path, settings: type[BaseSettings]) -> TomlConfigSettingsSou
 def _unknown(name: str, value: Any, known: Collection[str]) -> str:
     if isinstance(value, dict):
         return f"[{name}] is a table: settings stand at the top, without one"
+    if missing := _missing_plugin(name):
+        return f"{name} {missing}"
     meant = _nearest(name.removeprefix(PREFIX).removeprefix(PREFIX.lower()), known)
     return f"{name} is no setting" + (f": did you mean {meant}?" if meant else "")
 
@@ -181,19 +183,22 @@ _NEVER_IGNORED = {
     "kvstitch-audit": re.compile(r"audit(_\w+)?"),
     "kvstitch-oidc": re.compile(r"oidc_\w+"),
     "kvstitch-pgvector": re.compile(r"vectors"),
+    "kvstitch-s3": re.compile(r"s3_\w+"),
 }
+
+
+def _missing_plugin(name: str) -> str | None:
+    """Return what is to be said of a setting whose plugin is not installed."""
+    plugins = (plugin for plugin, names in _NEVER_IGNORED.items() if names.fullmatch(name))
+    if (plugin := next(plugins, None)) is None or name in all_settings().model_fields:
+        return None
+    return f"is a setting of {plugin}, which is not installed: pip install {plugin}, or unset it"
 
 
 def _require_plugins(environment: Mapping[str, str]) -> None:
     for variable, name in _ours(environment):
-        if not environment[variable] or name in all_settings().model_fields:
-            continue
-        for plugin, names in _NEVER_IGNORED.items():
-            if names.fullmatch(name):
-                raise InvalidSetting(
-                    f"{variable} is a setting of {plugin}, which is not installed: install it, or "
-                    "unset the variable"
-                )
+        if environment[variable] and (missing := _missing_plugin(name)):
+            raise InvalidSetting(f"{variable} {missing}")
 
 
 # What is looked at in every call. All else is built into something at the start: connections,

@@ -75,7 +75,7 @@ class Settings(
     @property
     def has_slower_tiers(self) -> bool:
         """Whether KV is kept anywhere but in workers' memory."""
-        own = self.ssd_tier_gib or self.redis_url or self.s3_url
+        own = self.ssd_tier_gib or self.redis_url
         return bool(own) or any(tier.is_set(self) for tier in tiers().values())
 
     @property

@@ -72,11 +72,6 @@ class TierSettings(BaseModel):
         json_schema_extra=ADDRESS,
     )
     redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
-    s3_url: str = Field("", description="cold tier, s3://bucket/prefix; empty: none")
-    s3_endpoint: str = Field(
-        "", description="URL of the S3 server; empty: AWS", repr=False, json_schema_extra=ADDRESS
-    )
-    s3_region: str = Field("", description="empty: AWS_REGION, or us-east-1")
     write_tiers: str = Field(
         "",
         description="tiers besides memory that get computed KV, e.g. ssd,s3; the others get copies "
@@ -107,18 +102,10 @@ class TierSettings(BaseModel):
                 raise ValueError(f"must be COLLECTION=DAYS by commas, not {part!r}")
         return value
 
-    @field_validator("s3_url")
-    @classmethod
-    def _s3_scheme(cls, value: str) -> str:
-        scheme, _, bucket = value.partition("://")
-        if value and (scheme != "s3" or not bucket.partition("/")[0]):
-            raise ValueError("must be s3://bucket or s3://bucket/prefix")
-        return value
-
     @field_validator("write_tiers")
     @classmethod
     def _tiers_that_are_set(cls, value: str, info: ValidationInfo) -> str:
-        settings = {"ssd": "ssd_tier_gib", "redis": "redis_url", "s3": "s3_url"}
+        settings = {"ssd": "ssd_tier_gib", "redis": "redis_url"}
         there = [tier for tier, setting in settings.items() if info.data.get(setting)]
         for name in parts(value):
             if name not in there and name not in plugins.tiers():

@@ -30,9 +30,6 @@ class WorkerSettings:
     ssd_tier_bytes: int = 32 * 1024 * MIB
     redis_url: str = ""  # empty: no Redis tier
     redis_ttl_s: int = 0  # 0: keep until Redis evicts
-    s3_url: str = ""  # empty: no S3 tier
-    s3_endpoint: str = ""  # empty: AWS
-    s3_region: str = ""  # empty: from the environment
     write_tiers: str = ""  # names of the tiers that get computed chunks; empty: all
     write_through: bool = False  # whether a chunk is stored only when all of these have taken it
     pool_tokens: int = 0  # 0: derived from the model's context and free memory

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import redis
 
 from kvstore import SsdTier, TieredStore
@@ -18,7 +17,6 @@ from tests import preloaded
 from tests.e2e.conftest import Documents
 from tests.e2e.service import HANG_S, Service, tiers
 from tests.redis_server import redis_server
-from tests.s3_server import BUCKET, ENVIRONMENT, S3Server, s3_server
 
 QUESTION = "Where does the unmistakablezebra keep its wintercoat?"
 
@@ -48,14 +46,6 @@ def held_by_redis(url: str) -> bytes:
         return b"\n".join([*names, *dumps])
 
 
-def held_by_s3(server: S3Server, prefix: str) -> bytes:
-    client = server.client()
-    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
-    return b"\n".join(
-        client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read() for each in found
-    )
-
-
 def kv_pieces(folder: Path) -> Iterator[bytes]:
     """Runs of 32 bytes from all chunks of an SSD tier that is in the clear."""
     with TieredStore([SsdTier(folder, 1 << 34)]) as store:
@@ -73,18 +63,7 @@ def renamed(documents: Documents) -> Documents:
     return [{**d, "doc_id": f"d{n}"} for n, d in enumerate(documents)]
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        with s3_server() as server:
-            yield server
-
-
-def test_no_stored_kv_is_readable_anywhere(
-    tmp_path: Path, model: Path, twelve: Documents, s3: S3Server
-) -> None:
+def test_no_stored_kv_is_readable_anywhere(tmp_path: Path, model: Path, twelve: Documents) -> None:
     answers: dict[str, str] = {}
     places: dict[str, dict[str, bytes]] = {}
     with redis_server() as far:
@@ -93,19 +72,16 @@ def test_no_stored_kv_is_readable_anywhere(
         ):
             redis_url = f"{far.url}/{number}"
             with Service(
-                model, tmp_path / name, sketches=True, redis_url=redis_url,
-                s3_url=f"s3://{BUCKET}/{name}", s3_endpoint=s3.endpoint, s3_region="us-east-1",
-                **more,
+                model, tmp_path / name, sketches=True, redis_url=redis_url, **more
             ) as service:  # fmt: skip
                 service.ingest(renamed(twelve[:3]))
                 fields = {"documents": ["d0", "d1"], "max_tokens": 6, "fusion": {"method": "pie"}}
                 answers[name] = service.ask(QUESTION, **fields)["text"]
-                service.until(lambda: service.wrote("s3", 3), "no chunk reaches S3")
+                service.until(lambda: service.wrote("redis", 3), "no chunk reaches Redis")
                 service.settled_metrics()
             places[name] = {
                 "disk": held_by_folder(tmp_path / name / "kv"),
                 "redis": held_by_redis(redis_url),
-                "s3": held_by_s3(s3, name),
             }
     assert answers["sealed"] == answers["clear"]
     kv = list(kv_pieces(tmp_path / "clear" / "kv"))

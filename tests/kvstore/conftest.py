@@ -6,7 +6,6 @@ from tests.kvstore.fake_tier import FakeTier
 from tests.kvstore.places import Place
 from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server
-from tests.s3_server import ENVIRONMENT, S3Server, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -37,21 +36,6 @@ def cluster(shared_cluster: RedisCluster) -> RedisCluster:
     shared_cluster.wait_until_whole()
     shared_cluster.flush()
     return shared_cluster
-
-
-@pytest.fixture(scope="session")
-def shared_s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def s3_at(shared_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """A running server with an empty bucket, and its credentials in the environment."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    shared_s3.empty()
-    return shared_s3
 
 
 @pytest.fixture(params=["memory", "ssd", "redis"])

@@ -6,14 +6,12 @@ from pathlib import Path
 
 SCRIPT = """
 import sys
-absent = "redis obstore fastapi pydantic faiss transformers msgspec"
+absent = "redis fastapi pydantic faiss transformers msgspec"
 for name in absent.split():
     sys.modules[name] = None
 import torch
 import kvstore
-from kvstore import (
-    ChunkSpec, MemoryTier, RedisTier, S3Place, S3Tier, TierError, TieredStore, encode_chunk
-)
+from kvstore import ChunkSpec, MemoryTier, RedisTier, TierError, TieredStore, encode_chunk
 spec = ChunkSpec("f", "raw", "float32", 1, 1, 2, 3)
 chunk = encode_chunk(spec, [torch.ones(3, 1, 2)], [torch.ones(3, 1, 2)])
 with TieredStore([MemoryTier(1 << 20)]) as store:
@@ -24,7 +22,6 @@ with TieredStore([MemoryTier(1 << 20)]) as store:
 for tier, advice in (
     (RedisTier("redis://localhost"), "pip install redis"),
     (RedisTier("redis+cluster://localhost"), "pip install redis"),
-    (S3Tier(S3Place("s3://bucket")), "pip install 'kvstitch[s3]'"),
 ):
     try:
         TieredStore([tier]).start()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from encryption.keyring import DataKey, Keyring
-from kvstore import EncodedChunk, MemoryTier, RedisTier, S3Tier, SsdTier, TieredStore
+from kvstore import EncodedChunk, MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.format.chunk_header import parse_header
 from kvstore.format.sealed_chunk import seal_chunk
 from kvstore.tiers.base import Tier
@@ -30,16 +30,13 @@ def keys() -> Keyring:
     return Keyring([data_key("a"), data_key("b")])
 
 
-@pytest.fixture(params=["ssd", "redis", "s3"])
+@pytest.fixture(params=["ssd", "redis"])
 def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTier:
     """A tier of each kind that is not memory, always on the same place."""
     if request.param == "ssd":
         return lambda: SsdTier(tmp_path / "kv", 1 << 26)
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_at").url
-        return lambda: RedisTier(url)
-    server = request.getfixturevalue("s3_at")
-    return lambda: S3Tier(server.place())
+    url = request.getfixturevalue("redis_at").url
+    return lambda: RedisTier(url)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Checks what is reached by network: address, workers, Redis and S3, and a running service."""
+"""Checks what is reached by network: address, workers, tiers of KV, and a running service."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from service.gateway.auth.keys import StoredKey
 from service.gateway.databases import key_store
 from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
-from service.plugins import tiers
+from service.plugins import TierKind, load_object, tiers
 from service.settings import Settings
 from service.shared.fleet_secret import is_loopback
 from service.shared.worker_settings import MIB
@@ -99,14 +100,14 @@ def _reached(address: str) -> Finding:
 
 def check_tiers(settings: Settings) -> Iterator[Finding]:
     memory, ssd = settings.memory_tier_mib, settings.ssd_tier_gib
-    more = "".join(f", {name}" for name, tier in tiers().items() if tier.is_set(settings))
+    of_plugins = [tier for tier in tiers().values() if tier.is_set(settings)]
+    more = "".join(f", {tier.name}" for tier in of_plugins)
     if not (memory or settings.has_slower_tiers):
         yield warn("tiers", "no tier: every prompt is computed from its first token",
-                   "give --memory-tier-mib, --ssd-tier-gib, --redis or --s3")  # fmt: skip
+                   "give --memory-tier-mib, --ssd-tier-gib or --redis")  # fmt: skip
     else:
         yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, "
-                 f"Redis {_shown(settings.redis_url)}, "
-                 f"S3 {settings.s3_url or 'none'}{more}")  # fmt: skip
+                 f"Redis {_shown(settings.redis_url)}{more}")  # fmt: skip
     scheme, of_cluster, rest = settings.redis_url.partition("+cluster://")
     if of_cluster:
         login, at, addresses = rest.rpartition("@")
@@ -114,24 +115,24 @@ def check_tiers(settings: Settings) -> Iterator[Finding]:
             yield from _redis(f"{scheme}://{login}{at}{address}", settings, cluster=True)
     elif settings.redis_url:
         yield from _redis(settings.redis_url, settings, cluster=False)
-    if settings.s3_url:
-        yield _s3(settings)
+    for kind in of_plugins:
+        yield _tier(settings, kind)
 
 
-def _s3(settings: Settings) -> Finding:
-    from kvstore import S3Place, S3Tier, TierError  # imports torch
+def _tier(settings: Settings, kind: TierKind) -> Finding:
+    from kvstore import TierError  # imports torch
 
-    tier = S3Tier(S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region))
+    tier = load_object(kind.make)(settings.worker(Path(), ""), False)
     try:
         tier.start()
         tier.read_header("0" * 32)
     except TierError as error:
-        return fail("s3", f"{settings.s3_url} cannot be read: {error}",
-                    "mend --s3, --s3-endpoint or the credentials (AWS_ACCESS_KEY_ID, ...); without "
-                    "it serving goes on from the other tiers")  # fmt: skip
+        return fail(kind.name, f"it cannot be read: {error}",
+                    f"mend {kind.name}'s settings or credentials; without it serving goes on "
+                    "from the other tiers")  # fmt: skip
     finally:
         tier.close()
-    return ok("s3", f"{settings.s3_url} answers")
+    return ok(kind.name, "it answers")
 
 
 def _redis(url: str, settings: Settings, *, cluster: bool) -> Iterator[Finding]:

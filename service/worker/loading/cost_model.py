@@ -21,9 +21,8 @@ FADE = 0.9
 # Weight of an artificial measurement of size zero that takes the initial overhead. It determines
 # the overhead where all measured sizes are equal.
 ANCHOR = 0.1
-# Assumed latency (seconds) and bandwidth (bytes/s) of a tier that was never read, by name.
+# Assumed latency (seconds) and bandwidth (bytes/s) of a tier of the core that was never read.
 UNKNOWN_TIER = (2e-4, 300e6)
-UNKNOWN_TIERS = {"s3": (4e-2, 100e6)}  # tens of milliseconds before the first byte
 # Assumed overhead (seconds) and FLOP/s before anything was computed.
 UNKNOWN_COMPUTE = {"cpu": (1e-4, 30e9), "cuda": (1e-4, 100e12)}
 # Seconds after which a tier that was not read because it was slow is tried again.
@@ -119,9 +118,8 @@ class TierEstimates:
 
     @staticmethod
     def _unknown(tier: str) -> Line:
-        latency, bandwidth = UNKNOWN_TIERS.get(tier, UNKNOWN_TIER)
-        if (kind := tiers().get(tier)) is not None:
-            latency, bandwidth = kind.first_read_s, kind.bytes_per_s
+        kind = tiers().get(tier)
+        latency, bandwidth = (kind.first_read_s, kind.bytes_per_s) if kind else UNKNOWN_TIER
         return Line(latency, 1 / bandwidth)
 
 

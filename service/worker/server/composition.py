@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from encryption.keyring import Keyring
-from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
+from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service import plugins
 from service.messages.replies import ModelInfo, Ready
@@ -188,7 +188,7 @@ def open_store(
     return opened.enter_context(store)
 
 
-FIRST_READ_S = {"memory": 0.0, "ssd": 1e-4, "redis": 5e-4, "s3": 4e-2}
+FIRST_READ_S = {"memory": 0.0, "ssd": 1e-4, "redis": 5e-4}
 """About how long the first byte takes (seconds), of a server on this or a near machine."""
 
 
@@ -208,9 +208,6 @@ def _tiers(
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
-    if settings.s3_url:
-        place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
-        chosen.append(S3Tier(place, pin=pin))
     of_plugins = [plugins.tiers()[name] for name in settings.plugin_tiers]
     chosen += [plugins.load_object(kind.make)(settings, pin) for kind in of_plugins]
     seconds = FIRST_READ_S | {kind.name: kind.first_read_s for kind in of_plugins}

@@ -1,4 +1,4 @@
-"""What all tiers have in common."""
+"""What all tiers have in common; kvstitch-s3 runs these tests of its tier, too."""
 
 import threading
 from dataclasses import replace
@@ -11,7 +11,6 @@ from kvstore import (
     ChunkSpecError,
     MemoryTier,
     RedisTier,
-    S3Tier,
     SsdTier,
     TierUnavailable,
 )
@@ -23,7 +22,7 @@ from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier
 
 
-@pytest.fixture(params=["memory", "ssd", "ssd shared", "redis", "cluster", "s3", "fake"])
+@pytest.fixture(params=["memory", "ssd", "ssd shared", "redis", "cluster", "fake"])
 def tier(request, tmp_path):
     if request.param == "memory":
         tier: Tier = MemoryTier(1 << 24)
@@ -35,8 +34,6 @@ def tier(request, tmp_path):
         tier = RedisTier(request.getfixturevalue("redis_at").url, timeout_s=30, deadline_s=60)
     elif request.param == "cluster":
         tier = RedisTier(request.getfixturevalue("cluster").url, timeout_s=30, deadline_s=60)
-    elif request.param == "s3":
-        tier = S3Tier(request.getfixturevalue("s3_at").place())
     else:
         tier = FakeTier()
     tier.start()

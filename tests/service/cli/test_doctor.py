@@ -20,7 +20,6 @@ from service.settings import demo_model
 from service.shared.model_fingerprint import fingerprint
 from tests import ports
 from tests.redis_server import redis_server
-from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -195,18 +194,6 @@ def test_data_folder(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     found = doctor("--data-dir", str(tmp_path / "file" / "below"), code=1)
     assert found["data folder"]["level"] == "fail"
-
-
-def test_s3(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_server() as server:
-        place = ("--s3-endpoint", server.endpoint, "--s3-region", "us-east-1")
-        assert doctor("--s3", f"s3://{BUCKET}/kv", *place)["s3"]["level"] == "ok"
-        missing = doctor("--s3", "s3://no-such-bucket", *place, code=1)
-        assert "is missing" in missing["s3"]["message"]
-    gone = doctor("--s3", f"s3://{BUCKET}/kv", *place, code=1)
-    assert gone["s3"]["level"] == "fail" and "credentials" in gone["s3"]["remedy"]
 
 
 def test_redis(doctor: Doctor) -> None:

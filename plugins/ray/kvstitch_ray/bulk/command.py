@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.cli.options import (
     WrongArgument,
+    add_options_of_plugins,
     add_setting_options,
     parse_pairs,
     positive,
@@ -17,7 +18,6 @@ from service.cli.options import (
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
 from service.models.model_finder import ModelFinder
 from service.plugins import hooks
-from service.settings import Settings
 from service.shared import resources
 
 if TYPE_CHECKING:
@@ -68,9 +68,6 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
         "--model-cache": "where folders made of .gguf files are kept",
         "--database": "the gateways' PostgreSQL",
         "--redis": "the gateways' Redis tier",
-        "--s3": "the gateways' cold tier",
-        "--s3-endpoint": "its server; without it AWS",
-        "--s3-region": "without it AWS_REGION, or us-east-1",
         "--write-tiers": "shared tiers that get KV (default: all)",
         "--codec": "how KV is stored: raw, int8, int4 or int2",
         "--dtype": "auto, float32, float16 or bfloat16",
@@ -84,6 +81,7 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
         "--chunk-tokens": "tokens per chunk (default: the model folder's)",
     }
     add_setting_options(parser, helps, default=default)
+    add_options_of_plugins(parser, default=default)
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on "
                         "stdout and nothing else: a line per event")  # fmt: skip
 
@@ -153,7 +151,7 @@ def status(args: argparse.Namespace) -> int:
     return 1 if any(each.failed or each.ranges.get("failed") for each, _ in found) else 0
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> Any:
     # `workers` are Ray's actors; each has one process, which is all that its settings know of.
     settings = settings_of(args, without={"workers"})
     cpus = getattr(args, "cpus_per_worker", 1.0)
@@ -161,12 +159,12 @@ def _settings(args: argparse.Namespace) -> Settings:
     return settings.model_copy(update={"workers": 1, "threads": threads})
 
 
-def _endpoint(args: argparse.Namespace, settings: Settings) -> str:
+def _endpoint(args: argparse.Namespace, settings: Any) -> str:
     given: str | None = args.input_endpoint
     return settings.s3_endpoint if given is None else given
 
 
-def _dry_run(args: argparse.Namespace, settings: Settings) -> int:
+def _dry_run(args: argparse.Namespace, settings: Any) -> int:
     from kvstitch_ray.bulk.dry_run import estimate
     from kvstitch_ray.bulk.sources import source
 

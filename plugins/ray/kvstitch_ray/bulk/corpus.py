@@ -43,7 +43,7 @@ READY_S = 600.0  # large models load for minutes
 WAIT_AGAIN_S = (1.0, 4.0, 16.0)
 
 
-def check(settings: Settings, prompts: PromptBuilder) -> None:
+def check(settings: Any, prompts: PromptBuilder) -> None:
     """Refuse settings with which bulk cannot do what the gateways need."""
     if not settings.database:
         raise InvalidSetting(

@@ -132,6 +132,7 @@ def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
     prompts = PromptBuilder(model_folder, settings)
     check(settings, prompts)
     found = normal(order.input)
+    bucket: Any = settings  # whose settings are kvstitch-s3's
     parts: dict[str, Any] = {
         "input": found,
         "tenant": order.tenant,
@@ -145,7 +146,7 @@ def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
         "codec": settings.codec,
         "loras": settings.precomputed_loras,
         "redis": _place(settings.redis_url),
-        "s3": [settings.s3_endpoint, settings.s3_url],
+        "s3": [bucket.s3_endpoint, bucket.s3_url],
         "write_tiers": settings.write_tiers,
     }
     if prompts.prefix_mode in CHUNK_PREFIX_MODES:

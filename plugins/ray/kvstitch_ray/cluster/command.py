@@ -12,7 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import WrongArgument, add_setting_options, settings_of
+from service.cli.options import (
+    WrongArgument,
+    add_options_of_plugins,
+    add_setting_options,
+    settings_of,
+)
 from service.cli.output import console, emit, plain, table
 
 if TYPE_CHECKING:
@@ -28,9 +33,6 @@ _SETTINGS = {
     "--model-cache": "where folders made of .gguf files are kept",
     "--data-dir": "on the workers' machines: their SSD tier",
     "--redis": "shared KV tier",
-    "--s3": "cold KV tier, e.g. s3://bucket/prefix",
-    "--s3-endpoint": "URL of the S3 server; without it AWS",
-    "--s3-region": "without it AWS_REGION, or us-east-1",
     "--write-tiers": "tiers besides memory that get computed KV",
     "--codec": "how KV is stored: int2, int4, int8 or raw",
     "--dtype": "auto, float32, float16 or bfloat16",
@@ -81,6 +83,7 @@ def _add_worker_options(parser: argparse.ArgumentParser) -> None:
     add("--runtime-env", metavar="JSON", help="Ray's runtime environment of new actors, or a file "
         "with it; Ray logs it, so no secrets")  # fmt: skip
     add_setting_options(parser, _SETTINGS)
+    add_options_of_plugins(parser)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from kvstitch_ray.bulk.sources import LocalSource, S3Source, Source, source
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.settings import Settings
-from tests.s3_server import BUCKET, KEY_ID, SECRET, s3_server
+from tests_s3.s3_server import BUCKET, KEY_ID, SECRET, s3_server
 
 
 def line(number: int, **fields: Any) -> str:

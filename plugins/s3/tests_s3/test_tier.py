@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from kvstitch_s3.bucket import Place, Waits
+from kvstitch_s3.tier import S3Tier
 from kvstore import (
     ChunkCorrupt,
-    S3Place,
-    S3Tier,
     TieredStore,
     TierError,
     TierTimeout,
@@ -19,7 +19,6 @@ from kvstore import (
 )
 from kvstore.format.chunk import selection_ranges
 from kvstore.tier_caller import BreakerSettings
-from kvstore.tiers.s3_bucket import Waits
 from tests.kvstore.chunks import (
     chunk_file,
     gathered,
@@ -29,7 +28,7 @@ from tests.kvstore.chunks import (
     same_chunk,
 )
 from tests.kvstore.fake_tier import let_cool_down
-from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
+from tests_s3.s3_server import BUCKET, ENVIRONMENT, s3_server
 
 KEY = make_key()
 OBJECT = f"kv/{KEY}/chunk.safetensors"
@@ -69,7 +68,7 @@ def test_an_object_is_the_same_file_as_on_ssd(tier, s3_at):
 
 
 def test_a_large_chunk_comes_in_parts_and_in_order(tier, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 20_000)
+    monkeypatch.setattr("kvstitch_s3.tier._PART", 20_000)
     chunk = make_chunk(make_spec(layers=6, tokens=1000))
     tier.put(KEY, chunk)
     done = []
@@ -87,8 +86,8 @@ def test_a_large_chunk_comes_in_parts_and_in_order(tier, monkeypatch):
 
 @pytest.mark.parametrize("part", [16, 100, 4000])
 def test_a_header_longer_than_the_first_part(tier, monkeypatch, part):
-    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", part)
-    monkeypatch.setattr("kvstore.tiers.s3_tier._HEAD", part)
+    monkeypatch.setattr("kvstitch_s3.tier._PART", part)
+    monkeypatch.setattr("kvstitch_s3.tier._HEAD", part)
     chunk = make_chunk(make_spec(layers=1, tokens=70))
     tier.put(KEY, chunk)
     assert tier.read_header(KEY) == chunk.header
@@ -127,7 +126,7 @@ def test_the_first_writer_stays(tier):
 
 def test_a_chunk_that_is_replaced_while_it_is_read_is_a_miss(tier, s3_at, monkeypatch):
     """Never the beginning of one and the end of another."""
-    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 10_000)
+    monkeypatch.setattr("kvstitch_s3.tier._PART", 10_000)
     spec = make_spec(layers=6, tokens=1000)
     tier.put(KEY, make_chunk(spec))
     other = make_chunk(spec, seed=1)
@@ -242,7 +241,7 @@ def test_wrong_and_missing_credentials(monkeypatch):
 
 
 def test_a_bucket_that_does_not_exist(s3_at):
-    tier = S3Tier(S3Place("s3://no-such-bucket/x", s3_at.endpoint))
+    tier = S3Tier(Place("s3://no-such-bucket/x", s3_at.endpoint))
     tier.start()
     for call in (lambda: tier.read(KEY), lambda: tier.put(KEY, make_chunk())):
         with pytest.raises(TierError, match=r"no-such-bucket.* is missing"):
@@ -253,7 +252,7 @@ def test_a_bucket_that_does_not_exist(s3_at):
 @pytest.mark.parametrize("url", ["bucket", "http://bucket/x", "s3:///x", "s3://"])
 def test_bad_urls(url):
     with pytest.raises(TierError, match="bad S3 URL"):
-        S3Tier(S3Place(url)).start()
+        S3Tier(Place(url)).start()
 
 
 def test_killed_frozen_and_started_again(monkeypatch):
@@ -303,7 +302,7 @@ def test_killed_frozen_and_started_again(monkeypatch):
 
 
 def test_the_deadline_of_a_read(s3_at, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 10_000)
+    monkeypatch.setattr("kvstitch_s3.tier._PART", 10_000)
     tier = S3Tier(s3_at.place(), deadline_s=-1)
     tier.start()
     chunk = make_chunk(make_spec(tokens=1000))
@@ -316,7 +315,7 @@ def test_the_deadline_of_a_read(s3_at, monkeypatch):
 
 
 def test_a_server_that_is_away_delays_no_start():
-    tier = S3Tier(S3Place("s3://b/x", "http://127.0.0.1:1"))
+    tier = S3Tier(Place("s3://b/x", "http://127.0.0.1:1"))
     tier.start()
     with pytest.raises(TierUnavailable):
         tier.read(KEY)

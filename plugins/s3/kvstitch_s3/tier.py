@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvstitch_s3.bucket import Bucket, Part, Place, Waits
 from kvstore.errors import ChunkCorrupt, TierTimeout, TierUnavailable
 from kvstore.format.buffers import BufferPool, ByteRange, total_bytes, view_bytes
 from kvstore.format.chunk import EncodedChunk
@@ -27,7 +28,7 @@ from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 from kvstore.format.safetensors_header import header_bytes
 from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
-from kvstore.tiers.s3_bucket import Bucket, Part, Place, Waits
+from service.shared.worker_settings import WorkerSettings
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,6 +37,12 @@ _PART = 4 << 20  # bytes per request
 _HEAD = 128 << 10  # bytes of a request for the header alone; most headers are shorter
 _GAP = 64 << 10
 _CHUNK = "chunk.safetensors"
+
+
+def make(settings: WorkerSettings, pin: bool) -> Tier:
+    """Return the tier that the settings name."""
+    given = settings.plugins
+    return S3Tier(Place(given["s3_url"], given["s3_endpoint"], given["s3_region"]), pin=pin)
 
 
 class S3Tier(Tier):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
-from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
+from tests_s3.s3_server import BUCKET, ENVIRONMENT, s3_server
 
 QUESTION = "Which colour is named?"
 

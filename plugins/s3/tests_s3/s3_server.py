@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore import S3Place
+from kvstitch_s3.bucket import Place
 from tests.ports import free_port
 
 BUCKET = "kv-test"
@@ -33,8 +33,8 @@ class S3Server:
         self._unchecked = unchecked
         self._process: subprocess.Popen[bytes] | None = None
 
-    def place(self, prefix: str = "kv") -> S3Place:
-        return S3Place(f"s3://{BUCKET}/{prefix}", self.endpoint, "us-east-1")
+    def place(self, prefix: str = "kv") -> Place:
+        return Place(f"s3://{BUCKET}/{prefix}", self.endpoint, "us-east-1")
 
     def client(self, key_id: str = KEY_ID, secret: str = SECRET, service: str = "s3") -> Any:
         """Amazon's own client."""

@@ -63,7 +63,7 @@ class Bucket:
         try:
             import obstore
         except ImportError as error:
-            raise TierError("the S3 tier needs obstore: pip install 'kvstitch[s3]'") from error
+            raise TierError("the S3 tier needs obstore: pip install kvstitch-s3") from error
         parts = urlsplit(self._place.url)
         if parts.scheme != "s3" or not parts.netloc:
             raise TierError(f"bad S3 URL {self._place.url!r}: give s3://bucket/prefix")
