@@ -162,9 +162,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def add_options_of_plugins(parser: argparse.ArgumentParser, *, default: object = None) -> None:
     """Add an option for each setting of a plugin that names one."""
     for name, field in all_settings().model_fields.items():
-        if isinstance(field.json_schema_extra, dict) and "option" in field.json_schema_extra:
-            option = str(field.json_schema_extra["option"])
-            parser.add_argument(option, dest=name, help=field.description, default=default)
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and (option := extra.get("option")):
+            parser.add_argument(str(option), dest=name, help=field.description, default=default)
 
 
 class _Joined(argparse.Action):

@@ -106,8 +106,8 @@ def check_tiers(settings: Settings) -> Iterator[Finding]:
         yield warn("tiers", "no tier: every prompt is computed from its first token",
                    "give --memory-tier-mib, --ssd-tier-gib or --redis")  # fmt: skip
     else:
-        yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, "
-                 f"Redis {_shown(settings.redis_url)}{more}")  # fmt: skip
+        yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, Redis "
+                 f"{_shown(settings.redis_url)}{more}")  # fmt: skip
     scheme, of_cluster, rest = settings.redis_url.partition("+cluster://")
     if of_cluster:
         login, at, addresses = rest.rpartition("@")
