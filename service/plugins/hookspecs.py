@@ -39,8 +39,8 @@ def settings() -> type[BaseModel]:
     """Return a pydantic model whose fields become settings, in all places where settings stand.
 
     Settings of a service are then an instance of it, too. A field with `repr=False` is a secret;
-    one with `json_schema_extra={"reloadable": True}` is taken over by a running service, and one with
-    `{"option": "--name"}` is an option of commands that serve.
+    with `json_schema_extra={"reloadable": True}` it is taken over by a running service, and with
+    `{"option": "--name"}` commands that serve have this option.
     """
 
 
