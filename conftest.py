@@ -29,7 +29,7 @@ FIRST = (
     "tests/ops/",
     "tests/demo/",
     "tests/benchmarks/gpu/",
-    "tests/service/models/",
+    "plugins/gguf/",
     "plugins/tune/",
     "tests/service/worker/test_process.py",
     "tests/service/worker/test_shared_process.py",

@@ -149,7 +149,7 @@ def _field(name: str, rule: FieldRule) -> str:
 def models_page(page: str) -> str:
     """Return docs/models.md, `page`, with a row per family: what it is, how it decodes, and which
     GGUF files hold it."""
-    from service.models.gguf_families import architectures_of
+    from kvstitch_gguf.gguf_families import architectures_of
     from service.worker.model.families import family_decoder  # which needs torch
     from service.worker.model.supported import FAMILIES
 

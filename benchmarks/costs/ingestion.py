@@ -41,9 +41,9 @@ from kvstitch_tune.single_prompts import prefill_ids
 from kvstore import SsdTier, TieredStore
 from service.gateway.api import PromptBuilder
 from service.messages.requests import ChunkTokens
-from service.models.model_finder import resolve
+from service.models import prepare_model
 from service.prompt import document_ids
-from service.settings import Settings
+from service.settings import Settings, load
 from service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
 
 OUT = Path("benchmarks/results/speed")
@@ -66,7 +66,7 @@ def main(given: list[str] | None = None) -> int:
     args = _parser().parse_args(given)
     torch.set_num_threads(args.threads)
     os.environ["KVSTITCH_THREADS"] = str(args.threads)
-    folder = resolve(args.model)
+    folder = prepare_model(load(model=args.model))
     decoder = load_model(str(folder), dtype="bfloat16", device="cpu")
     parts = passages(args.documents, args.rounds)
     for mode in args.prefix_mode:

@@ -33,7 +33,8 @@ import jsonschema_rs
 from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
 from kvstitch_tune.environment import describe
 from loadtest.local_service import service
-from service.models.model_finder import resolve
+from service.models import prepare_model
+from service.settings import load
 
 OUT = Path("benchmarks/results/structured.json")
 REAL = Path("tests/service/grammars/real_schemas.json.xz")
@@ -213,7 +214,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    model = resolve(args.model)
+    model = prepare_model(load(model=args.model))
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-structured-") as folder,
         service(Path(folder), model) as url,

@@ -23,7 +23,8 @@ import httpx
 
 from kvstitch_tune.environment import describe
 from loadtest.local_service import service
-from service.models.model_finder import resolve
+from service.models import prepare_model
+from service.settings import load
 
 OUT = Path("benchmarks/results/worker_memory.json")
 MIB = 1024 * 1024
@@ -117,7 +118,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    model, source = resolve(args.model), random.Random(args.seed)
+    model, source = prepare_model(load(model=args.model)), random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="kvstitch-memory-") as folder:
         runs = [measure(model, pool, Path(folder) / str(pool), source) for pool in args.pools]
     about = {"model": model.name, "seed": args.seed, "answers": ANSWERS, "target_mib": TARGET_MIB}

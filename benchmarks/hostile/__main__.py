@@ -32,7 +32,8 @@ from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import ENDED, Place, compare, place
 from benchmarks.hostile.uploads import write
 from kvstitch_tune.environment import describe
-from service.models.model_finder import resolve
+from service.models import prepare_model
+from service.settings import load
 
 OUT = Path("benchmarks/results/hostile")
 PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours
@@ -111,7 +112,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     args.count = args.count or {"document": 20}.get(args.what, 1000)
-    model, environment = resolve(args.model), describe()  # the checkout may change meanwhile
+    model = prepare_model(load(model=args.model))
+    environment = describe()  # the checkout may change meanwhile
     measure = {"grammars": _grammars, "uploads": _uploads, "document": _document}[args.what]
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-hostile-") as folder,

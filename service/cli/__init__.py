@@ -22,7 +22,6 @@ from service.cli import (
     ask,
     configuration,
     encryption,
-    model,
     serve,
     status,
 )
@@ -96,7 +95,6 @@ def parser() -> argparse.ArgumentParser:
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),
         ("encryption", "keys of what is stored: rotate, delete", encryption.add_arguments),
         ("status", "show how a running service is", status.add_arguments),
-        ("model", "models with names: list, fetch, path", model.add_arguments),
         ("config", "show and check the settings", configuration.add_arguments),
         ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),

@@ -100,10 +100,10 @@ def _model_folder(settings: Settings) -> Path:
     """Return the folder of a model whose config.json says that it can be served."""
     from service.cli.doctor import model
     from service.gateway.data_folder import UMASK
-    from service.models.model_finder import ModelFinder
+    from service.models import prepare_model
 
     os.umask(UMASK)  # the worker inherits it
-    folder = ModelFinder.of(settings).prepare(settings.model)
+    folder = prepare_model(settings)
     model.require_config(folder, settings)
     return folder
 

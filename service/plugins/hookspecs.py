@@ -16,6 +16,7 @@ from service.plugins.kinds import (
     FileFormat,
     GatewayPart,
     IdentityProvider,
+    ModelSource,
     PictureReader,
     Tables,
     TierKind,
@@ -81,6 +82,12 @@ def worker_sources() -> Mapping[str, str]:
 @hookspec
 def kv_tiers() -> Sequence[TierKind]:
     """Return tiers of the KV store."""
+
+
+@hookspec(firstresult=True)
+def model_source(settings: Any) -> ModelSource | None:
+    """Return what makes a folder of the model that the settings name, None where that is a folder,
+    a model of the Hugging Face hub or another plugin's. It opens no file."""
 
 
 @hookspec(firstresult=True)

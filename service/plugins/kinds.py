@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -104,6 +105,20 @@ class Tables:
 
     file: str
     schema: str
+
+
+class ModelSource(Protocol):
+    """Makes a folder in Hugging Face's layout of a model that is none yet."""
+
+    def find(self) -> Path | None:
+        """Return the folder if it is made, else None; raises ModelRefused."""
+
+    def prepare(self) -> Path:
+        """Return the folder, after making it; raises ModelRefused or ModelUnavailable."""
+
+    def describe(self) -> tuple[str, str]:
+        """Return what is known of the model before its folder is made, and what makes it; raises
+        ModelRefused."""
 
 
 class IdentityProvider(Protocol):

@@ -88,13 +88,13 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     from kvstitch_tune.run import Plan
     from kvstitch_tune.run import run as tune
     from service.gateway.api import PromptBuilder
-    from service.models.model_finder import ModelFinder
+    from service.models import prepare_model
     from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.worker.api import load_model, read_calibration, set_threads
 
     asked = questions.of_file(Path(args.questions)) if args.questions else []
     documents = _documents(args.documents, settings, args.seed) if args.documents else []
-    folder = ModelFinder.of(settings).prepare(settings.model)
+    folder = prepare_model(settings)
     set_threads(settings.threads)
     model = fingerprint(str(folder), settings.quantize)
     out = Path(args.out) if args.out else settings.data_dir / TUNING_FOLDER

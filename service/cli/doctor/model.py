@@ -15,9 +15,7 @@ from typing import Any
 from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
-from service.models.gguf_checks import check as check_gguf
-from service.models.gguf_file import quantisation, read_header
-from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
+from service.models import find_model, source_of
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint, resources
 from service.shared.worker_settings import MIB
@@ -67,11 +65,10 @@ def _refuse(found: Iterable[Finding]) -> None:
 
 def check_model(settings: Settings) -> Iterator[Finding]:
     """Check the model; one that is not on this machine is not downloaded, nor converted."""
-    finder = ModelFinder.of(settings)
     try:
-        folder = finder.find(settings.model)
+        folder = find_model(settings)
         if folder is None:
-            yield _unprepared(settings.model, finder)
+            yield _unprepared(settings)
             return
         config = read_config(folder)
     except KvstitchError as error:
@@ -88,17 +85,13 @@ def check_model(settings: Settings) -> Iterator[Finding]:
     yield from _weights(folder, settings)
 
 
-def _unprepared(model: str, finder: ModelFinder) -> Finding:
+def _unprepared(settings: Settings) -> Finding:
     """Return what is known of a model that is no folder yet."""
-    if not is_gguf(model):
-        return warn("model", f"{model} is not on this machine, so it was not looked at",
-                    f"`kvstitch serve` downloads it, and `kvstitch model fetch {model}` does so "
-                    "beforehand")  # fmt: skip
-    header = read_header(gguf_file(model))
-    check_gguf(header)
-    kind, room = quantisation(header), size(needed_bytes(header, finder.written_dtype))
-    return warn("model", f"{header.path.name}: {header.architecture} in {kind}, not converted yet",
-                f"`kvstitch serve` does it once; it takes {room} in {finder.cache}")  # fmt: skip
+    if source := source_of(settings):
+        return warn("model", *source.describe())
+    return warn("model", f"{settings.model} is not on this machine, so it was not looked at",
+                f"`kvstitch serve` downloads it, and `kvstitch model fetch {settings.model}` does "
+                "so beforehand")  # fmt: skip
 
 
 def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
@@ -150,7 +143,7 @@ def check_loras(settings: Settings) -> Iterator[Finding]:
 def check_defaults(settings: Settings) -> Iterator[Finding]:
     """Check the calibration that `serve` would use; nothing without a model to use it for."""
     try:
-        folder = ModelFinder.of(settings).find(settings.model)
+        folder = find_model(settings)
     except KvstitchError:  # the check of the model has said why
         return
     if folder is None:
@@ -186,7 +179,7 @@ def _start_up(settings: Settings) -> Finding:
 
     began = time.monotonic()
     try:
-        folder = ModelFinder.of(settings).find(settings.model)
+        folder = find_model(settings)
         if folder is None:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip

@@ -25,7 +25,7 @@ from kvstitch_ray.bulk.sources import source
 from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused
 from service.gateway.documents.background_loop import retry_after_s, side_by_side
 from service.gateway.worker_client.supervisor import COMMAND
-from service.models.model_finder import ModelFinder
+from service.models import prepare_model
 from service.settings import all_settings
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class RangeActor:
 
     async def _start(self) -> None:
         self._table.start()
-        folder: Path = ModelFinder.of(self._settings).prepare(self._settings.model)
+        folder: Path = prepare_model(self._settings)
         self._corpus = BulkCorpus(self._settings, folder, worker_command=self._worker_command)
         await self._corpus.start()
         endpoint, region = self._input

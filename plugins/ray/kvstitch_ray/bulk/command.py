@@ -16,7 +16,7 @@ from service.cli.options import (
     settings_of,
 )
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
-from service.models.model_finder import ModelFinder
+from service.models import prepare_model
 from service.plugins import hooks
 from service.shared import resources
 
@@ -171,7 +171,7 @@ def _dry_run(args: argparse.Namespace, settings: Any) -> int:
     found = estimate(
         source(args.input, endpoint=_endpoint(args, settings), region=settings.s3_region),
         settings,
-        ModelFinder.of(settings).prepare(settings.model),
+        prepare_model(settings),
         collection=args.collection,
         range_documents=args.range_documents,
     )

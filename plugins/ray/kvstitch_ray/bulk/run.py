@@ -21,7 +21,7 @@ from kvstitch_ray.bulk.records import Order, Progress, Run
 from kvstitch_ray.bulk.sources import normal, source
 from service.errors import DatabaseUnavailable, InvalidSetting
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models.model_finder import ModelFinder
+from service.models import prepare_model
 from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
@@ -64,7 +64,7 @@ def ingest(
     """Have the whole input stored; what was done before, or is done elsewhere, is not again."""
     require_ray()
     found = source(order.input, endpoint=order.input_endpoint, region=order.input_region)
-    folder = ModelFinder.of(settings).prepare(settings.model)
+    folder = prepare_model(settings)
     run = run_of(settings, folder, order)
     table = RangeTable(settings.database)
     table.start()

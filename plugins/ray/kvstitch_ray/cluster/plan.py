@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.serve import PreparedWorker
-from service.models.model_finder import ModelFinder
+from service.models import prepare_model
 from service.settings import Settings, load
 
 # The service's settings that are a worker's: nothing else goes to other machines.
@@ -96,4 +96,4 @@ class WorkerPlan:
         settings = load(**self.settings)
         if not settings.threads:  # Ray sets OMP_NUM_THREADS, which would be another number
             settings = settings.model_copy(update={"threads": max(1, int(self.cpus))})
-        return PreparedWorker.of(settings, ModelFinder.of(settings).prepare(settings.model))
+        return PreparedWorker.of(settings, prepare_model(settings))

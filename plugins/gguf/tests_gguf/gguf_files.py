@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM
 
-from tests.service.models.gguf_families import FAMILIES
+from tests_gguf.gguf_families import FAMILIES
 
 WIDTH = 256  # a row of the K and IQ types has at least one block of 256
 HEAD_DIM = 64

@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstitch_gguf.gguf_checks import check
+from kvstitch_gguf.gguf_conversion import convert
+from kvstitch_gguf.gguf_file import quantisation, read_header
 from service.errors import ModelRefused
-from service.models.gguf_checks import check
-from service.models.gguf_conversion import convert
-from service.models.gguf_file import quantisation, read_header
-from tests.service.models.gguf_files import TOKENS, tiny_config, write_gguf
+from tests_gguf.gguf_files import TOKENS, tiny_config, write_gguf
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.models.gguf_file import GgufHeader
+from kvstitch_gguf.gguf_file import GgufHeader
 
 
 @dataclass(frozen=True)

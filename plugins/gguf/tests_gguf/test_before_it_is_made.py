@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch_gguf.gguf_source import GgufSource, to_stderr
 from service.cli import main
-from service.models.model_finder import ModelFinder, to_stderr
-from tests.service.models.gguf_files import tiny_config, write_gguf
+from tests_gguf.gguf_files import tiny_config, write_gguf
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_gguf_file_is_looked_into(
     found = doctor(capsys, "--model", str(gguf_file), *given)
     assert found["level"] == "warn" and not cache.exists()
     assert found["message"] == "Own.gguf: qwen2 in Q4_0, not converted yet"
-    folder = ModelFinder(cache, "auto", to_stderr).prepare(str(gguf_file))
+    folder = GgufSource(gguf_file, cache, "auto", to_stderr).prepare()
     found = doctor(capsys, "--model", str(gguf_file), *given)
     assert found["level"] == "ok" and found["message"].startswith(str(folder))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvstitch_gguf.model_cache import Conversion, ModelCache
 from service.errors import ModelRefused
-from service.models.model_cache import Conversion, ModelCache
 
 WANTED = Conversion("tiny", "ab" * 32, "bfloat16")
 

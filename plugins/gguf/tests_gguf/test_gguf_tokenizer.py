@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
+from kvstitch_gguf.gguf_conversion import convert
+from kvstitch_gguf.gguf_families import KNOWN_SPLITS, SINGLE_DIGITS
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models.gguf_conversion import convert
-from service.models.gguf_families import KNOWN_SPLITS, SINGLE_DIGITS
 from service.prompt import Turn
 from service.settings import load
-from tests.service.models.gguf_files import CHAT_TEMPLATE, PIECES, TOKENS, tiny_config, write_gguf
+from tests_gguf.gguf_files import CHAT_TEMPLATE, PIECES, TOKENS, tiny_config, write_gguf
 
 
 def prompts_of(file: Path, folder: Path) -> PromptBuilder:

@@ -1,4 +1,4 @@
-"""Makes a Hugging Face folder of a GGUF file: `python -m service.models.gguf_conversion SOURCE
+"""Makes a Hugging Face folder of a GGUF file: `python -m kvstitch_gguf.gguf_conversion SOURCE
 FOLDER DTYPE`, a process of its own, so that torch and the weights leave the memory with it.
 
 transformers' loader of GGUF files makes the tokenizer only: of most families it passes something
@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from kvstitch_gguf.gguf_checks import check
+from kvstitch_gguf.gguf_config import config_of, weights_of
+from kvstitch_gguf.gguf_families import SINGLE_DIGITS, family_of
+from kvstitch_gguf.gguf_file import GgufHeader, read_header
 from service.errors import ModelRefused
-from service.models.gguf_checks import check
-from service.models.gguf_config import config_of, weights_of
-from service.models.gguf_families import SINGLE_DIGITS, family_of
-from service.models.gguf_file import GgufHeader, read_header
 
 REFUSED = 3
 # Keys of tokens that end an answer, and tokens that end a turn where a chat template writes them:

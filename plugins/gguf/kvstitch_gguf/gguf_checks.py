@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from service.errors import ModelRefused
-from service.models.gguf_families import (
+from kvstitch_gguf.gguf_families import (
     KEYS,
     KNOWN_SPLITS,
     LIKE_GPT2,
@@ -22,7 +21,8 @@ from service.models.gguf_families import (
     GgufFamily,
     family_of,
 )
-from service.models.gguf_file import GgufHeader, type_name
+from kvstitch_gguf.gguf_file import GgufHeader, type_name
+from service.errors import ModelRefused
 
 _FOLDER = "give the model's own folder"
 _TOKENIZERS = ("gpt2", "llama")
