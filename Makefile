@@ -1,6 +1,6 @@
 # make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
 #               (DEMO="--questions all", "--small": docs/console.md)
-# make test    everything CI runs apart from `make check`, in three processes
+# make test    everything CI runs apart from `make check`, in four processes
 # make test-slow  what takes too long for that: Ray clusters, training, chaos, other people's clients,
 #               and every combination of methods, families and prompts
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
@@ -49,13 +49,13 @@ programs:
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 
-# What uses more than one thread says so; small products are slower by several. Three processes for
-# two cores, because a test of a service waits as long as it computes.
+# What uses more than one thread says so; small products are slower by several. Four processes for
+# two cores, because a test of a service waits longer than it computes.
 test: export OMP_NUM_THREADS := 1
 test: tools
 	# With Triton these do more than be skipped; services would only start slower with it.
 	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 tests/service/worker/kernels/gpu
-	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(VENV)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # What takes minutes each, and the combinations that `make test` leaves out.
 test-slow: tools

@@ -3,8 +3,7 @@ And their order where several processes run them."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
+from tests.data_folder import data_folder
 from tests.postgresql_server import DATABASES, PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 
@@ -37,7 +37,7 @@ FIRST = (
 
 
 # Of an exhaustive module's combinations, one in so many is part of `make test`.
-EXHAUSTIVE_PART = 5
+EXHAUSTIVE_PART = 8
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
@@ -62,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
 
 
+def pytest_collection_finish() -> None:
+    """What all tests share is left out of every later search for garbage, a second each."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module that says BOTH_DATABASES runs its tests over SQLite and over PostgreSQL."""
     for fixture in ("database", "open_database"):
@@ -71,10 +77,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """A data folder of a short path: the address of an ipc socket may have about 100 characters."""
-    path = Path(tempfile.mkdtemp(prefix="kv-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    """An empty data folder."""
+    with data_folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")

@@ -54,14 +54,14 @@ SOUND: dict[str, Callable[[str], bytes]] = {
 }
 # Pictures are read where a plugin for that is installed, and can work.
 READS_PICTURES = hooks().picture_reader() is not None
-BROKEN: dict[str, tuple[bytes, str]] = {
+BROKEN: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "cut.pdf": (b"%PDF-1.4 and no more", "not readable pdf"),
     "cut.docx": (make_docx("x")[:900], "damaged"),
     "words.xlsx": (b"just words", "damaged, or no such file"),
     "archive.docx": (make_zip({"a.txt": "x"}), "unpack it"),
     "old.pptx": (OLE, "old Office"),
     "locked.docx": (OLE + "EncryptedPackage".encode("utf-16-le"), "remove the password"),
-    "bomb.xlsx": (make_zip({"xl/workbook.xml": b" " * (129 << 20)}), "unpacks to more"),
+    "bomb.xlsx": (lambda: make_zip({"xl/workbook.xml": b" " * (129 << 20)}), "unpacks to more"),
     "picture.pdf": (make_pdf([""]), "nothing on its pages" if READS_PICTURES else "OCR"),
     "latin.csv": (b"Name,Note\ncaf\xe9,x\n", "not valid UTF-8"),
     "latin.txt": (b"caf\xe9", "not valid UTF-8"),
@@ -93,7 +93,8 @@ def write(root: Path) -> dict[str, str]:
         for copy in range(3 if number < 9 else 2):
             unique = words(100_000 + 10 * number + copy)
             put(f"formats/{copy}/{name}", make(unique), INGESTED)
-    for name, (content, says) in BROKEN.items():
+    for name, (made, says) in BROKEN.items():
+        content = made() if callable(made) else made
         put(f"broken/{name}", content, says)
         if number := len(content) % 2:
             put(f"broken/again/{number}/{name}", content, says)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstitch.client import Client
+from tests.data_folder import data_folder
 from tests.kvstitch.client.blocking import Blocking
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running
@@ -21,11 +19,9 @@ CLIENTS = [pytest.param(Client, id="sync"), pytest.param(Blocking, id="async")]
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = make_folder(tmp_path_factory.mktemp("client") / "model")
-    data = Path(tempfile.mkdtemp(prefix="kv-"))
-    with running(folder, data) as rig:
+    with data_folder() as data, running(folder, data) as rig:
         rig.ingest()
         yield rig
-    shutil.rmtree(data, ignore_errors=True)
 
 
 @pytest.fixture(params=CLIENTS)

@@ -8,6 +8,8 @@ from kvstore.format.codecs import codec_names
 from kvstore.format.verifier import Verifier
 from tests.kvstore.chunks import encoded, gathered, make_chunk, make_spec, make_tensors, tensors_of
 
+pytestmark = pytest.mark.exhaustive
+
 
 def read(chunk, layer_blocks):
     selection = block_selection(layer_blocks)

@@ -12,6 +12,8 @@ from kvstore.format.tensor_layout import ROLES
 from service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
 
+pytestmark = pytest.mark.exhaustive
+
 DTYPES = ["bfloat16", "float16", "float32"]
 
 

@@ -8,6 +8,8 @@ from kvstore.format.codecs import KiviCodec, codec
 from kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import make_tensors
 
+pytestmark = pytest.mark.exhaustive
+
 NAMES = ["int4", "int2"]
 DTYPES = ["bfloat16", "float16", "float32"]
 

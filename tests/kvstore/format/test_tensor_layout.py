@@ -8,6 +8,8 @@ from kvstore.format.codecs import codec_names
 from kvstore.format.tensor_layout import blocks_layout, consecutive_runs, layer_entries
 from tests.kvstore.chunks import make_spec, make_tensors
 
+pytestmark = pytest.mark.exhaustive
+
 CASES = [
     (1, (0,)),
     (64, (0,)),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from service.cli import main
 from tests import ports
+from tests.data_folder import data_folder
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running
 
@@ -29,11 +28,9 @@ def rig(folder: Path, data: Path, database: str) -> Iterator[Rig]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """One service for the tests of a module that change nothing, with three documents."""
     folder = make_folder(tmp_path_factory.mktemp("shared") / "model")
-    data = Path(tempfile.mkdtemp(prefix="kv-"))
-    with running(folder, data) as rig:
+    with data_folder() as data, running(folder, data) as rig:
         rig.ingest()
         yield rig
-    shutil.rmtree(data, ignore_errors=True)
 
 
 @pytest.fixture

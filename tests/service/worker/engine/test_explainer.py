@@ -16,6 +16,8 @@ from service.worker.methods.registry import fusion_methods
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny
 
+pytestmark = pytest.mark.exhaustive
+
 
 def explained(
     r: Rig, fusion: Method = PIE, documents: Sequence[ChunkTokens] = DOCUMENTS, **fields: object

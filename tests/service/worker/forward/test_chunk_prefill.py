@@ -16,6 +16,8 @@ from service.worker.model.model_facts import chunk_prefill
 from service.worker.steps import run
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def chunks(any_family: Tiny) -> ChunkPrefill:

@@ -23,6 +23,8 @@ from tests.references.prefill import Trace, snapkv_kept
 from tests.service.worker.held import held, moved
 from tests.service.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, evicted, tiny
 
+pytestmark = pytest.mark.exhaustive
+
 ANSWER = [30, 60, 90, 12, 77]
 
 

@@ -30,6 +30,8 @@ from tests.service.worker.tiny import (
     difference,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 SCATTERED = (8, 9, 14, 20, 22, 27, 31)
 BUILT_IN = {name: cls() for name, cls in fusion_methods().items()}

@@ -36,6 +36,8 @@ from service.worker.methods.stored_kv import PlannedShift
 from service.worker.model.attention import attention_probabilities, weighted_values
 from service.worker.model.rope import RotaryTable
 
+pytestmark = pytest.mark.exhaustive
+
 LAYERS = 6
 TOKENS = 300
 PASS = range(3, 5)

@@ -20,6 +20,8 @@ from service.worker.model.attention import (
 from service.worker.model.model_facts import AttentionRule
 from tests.service.worker.tiny import assert_close, difference
 
+pytestmark = pytest.mark.exhaustive
+
 
 def naive(q: Tensor, k: Tensor, v: Tensor, rows: list[int], scale: float) -> tuple[Tensor, Tensor]:
     """Outputs `[m, heads · d]` and weights `[heads, m, n]`, one row and head at a time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -395,7 +396,7 @@ def test_failure_of_the_worker_is_a_status_or_an_error_in_the_stream(rig: Rig) -
     assert busy.headers["x-should-retry"] == "true"
 
 
-def test_silence_is_pinged_with_comments(folder: Any, data: Any) -> None:
+def test_silence_is_pinged_with_comments(folder: Path, data: Path) -> None:
     worker = FakeWorker("", held=True)
     body = {"messages": ASK, "max_tokens": 1, "stream": True}
     with (
@@ -407,16 +408,17 @@ def test_silence_is_pinged_with_comments(folder: Any, data: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_aborts(rig: Rig, stream: bool) -> None:
-    fake(rig).held = True
+def test_a_client_that_leaves_aborts(folder: Path, data: Path, stream: bool) -> None:
     body = {"messages": ASK, "max_tokens": 1000, "stream": stream}
-    if stream:
-        with rig.http.stream("POST", CHAT, json=body) as response:
-            next(response.iter_lines())
-    else:
-        with asking(rig, CHAT, body):
-            until(lambda: fake(rig).seen(Generate), "the worker has it")
-    until(lambda: fake(rig).seen(Abort), "abort")
-    (abort,) = fake(rig).seen(Abort)
-    assert isinstance(abort, Abort) and abort.reason == "disconnect"
-    until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")
+    worker = FakeWorker("", held=True)
+    with running(folder, data, worker=worker, stream_ping_s=0.1) as rig:
+        if stream:
+            with rig.http.stream("POST", CHAT, json=body) as response:
+                next(response.iter_lines())
+        else:
+            with asking(rig, CHAT, body):
+                until(lambda: worker.seen(Generate), "the worker has it")
+        until(lambda: worker.seen(Abort), "abort")
+        (abort,) = worker.seen(Abort)
+        assert isinstance(abort, Abort) and abort.reason == "disconnect"
+        until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")

@@ -33,6 +33,8 @@ from tests.service.worker.tiny import (
     tiny_config,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 WIDTHS = {"hidden_size": 192, "intermediate_size": 96, "vocab_size": 101}
 LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
 

@@ -13,6 +13,8 @@ from service.worker.model.projection import DenseProjection, fuse
 from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
+pytestmark = pytest.mark.exhaustive
+
 # One bf16 rounding of a result of size about 1 to 4.
 BF16 = 2**-7
 

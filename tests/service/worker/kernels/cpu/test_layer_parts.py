@@ -32,6 +32,8 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 WIDTHS = {"hidden_size": 192, "intermediate_size": 96}
 FEW = linear_few_rows.MAX_ROWS
 ROWS = (1, 2, 7, FEW, FEW + 1, linear_few_rows.MAX_BATCH, 48, 49, 193, 400)

@@ -25,6 +25,8 @@ from service.worker.steps import run
 from tests.service.worker.conftest import use_bf16_dot
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
+pytestmark = pytest.mark.exhaustive
+
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 BLOCK = linear_many_rows_bf16.TILES * linear_many_rows_bf16.ROWS  # that a weight goes by at once
 WIDTHS: dict[str, Any] = {

@@ -14,6 +14,8 @@ from service.worker.kernels.cpu.weight import GROUP, LEVELS, Weight, quantised
 from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
+pytestmark = pytest.mark.exhaustive
+
 BITS = (8, 4)
 
 

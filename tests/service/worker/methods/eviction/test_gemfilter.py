@@ -28,6 +28,8 @@ from tests.service.worker.methods.eviction.test_stitched import (
 )
 from tests.service.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
 
+pytestmark = pytest.mark.exhaustive
+
 PROMPT = [*S, *D1, *D2, *D3, *Q]
 CHOOSES = 2  # of the tiny models' five layers
 

@@ -25,6 +25,8 @@ from tests.service.worker.methods.eviction.harness import (
 )
 from tests.service.worker.tiny import assert_close
 
+pytestmark = pytest.mark.exhaustive
+
 SHAPE = Shape(5, 60, 24)
 WIDE = Shape(4, 150, 38)  # question longer than O' = 32
 

@@ -10,6 +10,8 @@ from tests.references.fusion import legolink, legolink_rows
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_same
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize(("first", "last"), [(2, 2), (3, 0), (0, 4), (1, 7), (20, 20)])
 @pytest.mark.parametrize("skip", [False, True])

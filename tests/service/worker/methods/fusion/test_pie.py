@@ -22,6 +22,8 @@ from tests.service.worker.tiny import (
     tiny,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize("mode", PREFIXES)
 def test_is_the_reference(any_model: Tiny, mode: str) -> None:
