@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from retriever.boundaries import TextBoundaries, TokenCounter, TokenStarts
 from retriever.errors import InvalidDocument, SplitStopped
@@ -98,7 +99,7 @@ class ChunkSettings:
                 "raise the chunk size"
             )
         starts = TokenStarts(text, self.tokenizer)
-        splitter = _Splitter(text, TextBoundaries(text), starts, self, title)
+        splitter = _Splitter(text, starts, self, title)
         spans: list[ChunkSpan] = []
         position = 0
         while position < len(text):
@@ -118,10 +119,13 @@ class _Splitter:
     """Finds one span after the other in a text."""
 
     text: str
-    boundaries: TextBoundaries
     starts: TokenStarts
     settings: ChunkSettings
     title: str
+
+    @cached_property
+    def boundaries(self) -> TextBoundaries:
+        return TextBoundaries(self.text)
 
     def next_span(self, position: int, budget: int) -> ChunkSpan:
         """The span that starts at `position`; `budget` is the estimate of tokens that fit."""

@@ -34,7 +34,7 @@ class Mark:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Document:
     """A document as the user sends it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
@@ -35,11 +35,10 @@ logger = logging.getLogger(__name__)
 _BATCH_CHUNKS = 256
 
 
-@dataclass
-class EmbeddedDocument:
+@dataclass(kw_only=True)
+class EmbeddedDocument(Document):
     """A document and, once it is split and embedded, what is stored of it."""
 
-    document: Document
     revision: str = ""
     spans: list[ChunkSpan] = field(default_factory=list)
     vectors: Vectors | None = None
@@ -52,13 +51,13 @@ class EmbeddedDocument:
         texts = []
         part = slice(start, None if count is None else start + count)
         for span, path in zip(self.spans[part], self._heading_paths[part], strict=True):
-            parts = [self.document.title, path, self.document.text[span.start : span.end]]
+            parts = [self.title, path, self.text[span.start : span.end]]
             texts.append(clean("\n".join(part for part in parts if part)))
         return texts
 
     @cached_property
     def _heading_paths(self) -> list[str]:
-        return heading_paths(self.document, self.spans)
+        return heading_paths(self, self.spans)
 
 
 class DocumentEmbedder:
@@ -78,8 +77,8 @@ class DocumentEmbedder:
         seen: set[str] = set()
         for item in documents:
             # If a document came earlier in this call, its stored revision may still change.
-            is_first = item.document.doc_id not in seen
-            seen.add(item.document.doc_id)
+            is_first = item.doc_id not in seen
+            seen.add(item.doc_id)
             items.append(item)
             if self._split(item, scope, look_up=is_first):
                 new.append(item)
@@ -100,7 +99,7 @@ class DocumentEmbedder:
     def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of a document that was split, from this one on."""
         assert item.vectors is not None
-        item.vectors[start : start + count] = self._vectors(item.texts(start, count))
+        item.vectors[start : start + count] = self._embedder.embed(item.texts(start, count))
 
     def _split(
         self,
@@ -111,33 +110,34 @@ class DocumentEmbedder:
         stopped: Callable[[], bool] | None = None,
     ) -> bool:
         """Validate and split a document; False if it is stored already or invalid."""
-        document = item.document
         try:
-            validate_document(document)
-            document = replace(document, title=self._chunking.short_title(document.title))
-            item.title_cut = document.title != item.document.title
-            item.document = document
-            item.revision = document_revision(document, self._chunking.fingerprint)
-            doc_id = document.doc_id
-            if look_up and self._catalog.revision(doc_id, scope=scope) == item.revision:
+            validate_document(item)
+            title = self._chunking.short_title(item.title)
+            item.title_cut |= title != item.title
+            item.title = title
+            item.revision = document_revision(item, self._chunking.fingerprint)
+            if look_up and self._catalog.revision(item.doc_id, scope=scope) == item.revision:
                 return False
-            item.spans = self._chunking.split(document.text, document.title, stopped)
+            item.spans = self._chunking.split(item.text, item.title, stopped)
         except (Unreachable, SplitStopped):
             raise  # that is no fault of the document
         except RetrieverError as error:
             item.error = error
         except Exception as error:
-            logger.exception("document %r cannot be cut into chunks", document.doc_id)
+            logger.exception("document %r cannot be cut into chunks", item.doc_id)
             item.error = InvalidDocument(f"cannot be cut into chunks: {error}")
         return item.error is None
 
     def _embed_all(self, items: list[EmbeddedDocument]) -> None:
         """Embed all texts at once; if that fails, those of each document alone."""
+        if not items:
+            return
         try:
-            vectors = self._vectors([text for item in items for text in item.texts()])
-        except EmbedderError as error:
+            vectors = self._embedder.embed([text for item in items for text in item.texts()])
+        except Exception as error:
             if len(items) == 1:
-                items[0].error = error
+                known = isinstance(error, EmbedderError)
+                items[0].error = error if known else EmbedderError(f"embedding failed: {error}")
                 return
             for item in items:
                 self._embed_all([item])
@@ -147,16 +147,6 @@ class DocumentEmbedder:
             end = start + len(item.spans)
             item.vectors = vectors[start:end]
             start = end
-
-    def _vectors(self, texts: list[str]) -> Vectors:
-        if not texts:
-            return np.zeros((0, self._embedder.dim), dtype=np.float32)
-        try:
-            return self._embedder.embed(texts)
-        except EmbedderError:
-            raise
-        except Exception as error:
-            raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
 
 
 SEPARATOR = " > "

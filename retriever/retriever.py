@@ -127,13 +127,32 @@ class Retriever:
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
         """Split, embed and store documents; one that fails does not affect the others."""
-        return self.store(self.embedding.embed(map(EmbeddedDocument, documents), scope), scope)
+        items = (EmbeddedDocument(**vars(document)) for document in documents)
+        return [self.store(item, scope) for item in self.embedding.embed(items, scope)]
 
-    def store(
-        self, embedded: Iterable[EmbeddedDocument], scope: Scope = DEFAULT_SCOPE
-    ) -> list[IngestResult]:
-        """The other half of an ingest: store documents embedded for this scope, one by one."""
-        return [self._store(item, scope) for item in embedded]
+    def store(self, item: EmbeddedDocument, scope: Scope = DEFAULT_SCOPE) -> IngestResult:
+        """The other half of an ingest: store a document that was embedded for this scope."""
+        doc_id = item.doc_id
+        try:
+            if item.error is None and item.vectors is None:
+                if self.catalog.revision(doc_id, scope=scope) == item.revision:
+                    chunks = self.catalog.chunks_of(doc_id, scope=scope)
+                    return IngestResult(doc_id, "unchanged", chunks)
+                list(self.embedding.embed([item], scope))  # it was removed meanwhile
+            if item.error is not None:
+                return IngestResult(doc_id, "failed", error=item.error)
+            assert item.vectors is not None
+            space = space_of(self._embedder)
+            with self._consistency.write():
+                done = self.catalog.upsert(
+                    item, item.revision, item.spans, item.vectors, space, scope=scope
+                )
+                self._mirror.apply(done, item.vectors, scope)
+            return done
+        except Unreachable:
+            raise  # that is no fault of the document
+        except RetrieverError as error:
+            return IngestResult(doc_id, "failed", error=error)
 
     def search(
         self,
@@ -225,31 +244,3 @@ class Retriever:
         """Save, and make sure that no file holds anything of removed or replaced documents."""
         self.catalog.purge()
         self.save()
-
-    def _store(self, item: EmbeddedDocument, scope: Scope) -> IngestResult:
-        doc_id = item.document.doc_id
-        try:
-            if item.error is None and item.vectors is None:
-                if self.catalog.revision(doc_id, scope=scope) == item.revision:
-                    chunks = self.catalog.chunks_of(doc_id, scope=scope)
-                    return IngestResult(doc_id, "unchanged", chunks)
-                item = EmbeddedDocument(item.document)  # it was removed meanwhile
-                list(self.embedding.embed([item], scope))
-            if item.error is not None:
-                return IngestResult(doc_id, "failed", error=item.error)
-            assert item.vectors is not None
-            with self._consistency.write():
-                done = self.catalog.upsert(
-                    item.document,
-                    item.revision,
-                    item.spans,
-                    item.vectors,
-                    space_of(self._embedder),
-                    scope=scope,
-                )
-                self._mirror.apply(done, item.vectors, scope)
-            return done
-        except Unreachable:
-            raise  # that is no fault of the document
-        except RetrieverError as error:
-            return IngestResult(doc_id, "failed", error=error)

@@ -81,6 +81,11 @@ class AnalysedText:
     words: list[str]
     parts: list[str]
 
+    @property
+    def joined(self) -> tuple[str, str]:
+        """Words and parts, each with blanks between."""
+        return " ".join(self.words), " ".join(self.parts)
+
 
 @dataclass(frozen=True)
 class Term:

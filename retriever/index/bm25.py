@@ -75,7 +75,7 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
             _drop(write, name)
         change = "UPDATE scopes SET analyser = ?, old_words = ? WHERE scope_id = ?"
         write.exec_driver_sql(change, (REVISION, kept, scope_id))
-    rows = [(chunk_id, *_columns(title, text)) for chunk_id, title, text in chunks]
+    rows = [(chunk_id, *analyse_text(title, text).joined) for chunk_id, title, text in chunks]
     if rows:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
         grown = "UPDATE scopes SET stale = ? WHERE scope_id = ? AND NOT stale"
@@ -94,7 +94,7 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
     table = tables.new
     write.exec_driver_sql(
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
-        [(command, number, *_columns(title, text)) for command, number, title, text in rows],
+        [(*row[:2], *analyse_text(*row[2:]).joined) for row in rows],
     )
     write.exec_driver_sql("UPDATE scopes SET stale = ? WHERE scope_id = ?", (REMOVED, scope_id))
 
@@ -234,11 +234,6 @@ def _not_in_new(tables: _Tables) -> str:
     return there + (
         f" AND +rowid NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
     )
-
-
-def _columns(title: str, text: str) -> tuple[str, str]:
-    analysed = analyse_text(title, text)
-    return " ".join(analysed.words), " ".join(analysed.parts)
 
 
 def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) -> set[int]:

@@ -111,6 +111,6 @@ async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
     async def parse(name: str, content: bytes) -> Document:
         async with turn:
             item = IngestDocument(name, "", "html", content, "", {})
-            return (await parser.document(item)).document
+            return await parser.document(item)
 
     return list(await asyncio.gather(*(parse(*file) for file in files)))

@@ -206,7 +206,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
             try:
                 found = await parser.document(item)
-                parsed.append(found.document)
+                parsed.append(found)
                 for warning in found.warnings:
                     print(f"{read.doc_id}: {warning.message}", file=sys.stderr)
             except InvalidRequest as error:

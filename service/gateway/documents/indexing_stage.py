@@ -90,7 +90,8 @@ class IndexingStage:
             return "some" if pending else "nothing"
         parsed, failed = await self._parse(batch)
         handled = len(parsed) + len(failed)
-        await self._embed(parsed)
+        for scope, group in _by_scope(parsed):  # takes long, so no lock: deletions need not wait
+            await self._retriever.embed(group, scope)
         await self._store(parsed, failed)
         return "all" if handled >= len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
@@ -132,7 +133,7 @@ class IndexingStage:
             except KvstitchError as error:
                 failed.append((item, error.message))
             else:
-                size = len(found.document.text)
+                size = len(found.text)
                 chars += size
                 if self._aside and (size > LONG_CHARS or chars > BATCH_CHARS):
                     self.long.add(item, found)
@@ -141,11 +142,6 @@ class IndexingStage:
 
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
         return [parsed[item.number] for item in batch if item.number in parsed], failed
-
-    async def _embed(self, parsed: Sequence[ParsedDocument]) -> None:
-        """Cut and embed. It takes long, so no lock is held: deletions need not wait."""
-        for scope, group in _by_scope(parsed):
-            await self._retriever.embed(group, scope)
 
     async def _store(self, embedded: Sequence[ParsedDocument], failed: Failed) -> None:
         """Store those that were not cancelled meanwhile, after purges for their previous revisions

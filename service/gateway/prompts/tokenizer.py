@@ -18,21 +18,12 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from retriever.embedders import keep_no_words
 from service.errors import ModelRefused
 from service.gateway.prompts.detokenizer import TokenPieces
 from service.gateway.prompts.model_folder import ModelFolder
-
-LONG_CHARS = 10_000
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
-    """Encode user text. `encode` keeps the lock of Python: ten megabytes would stop all else."""
-    if len(text) > LONG_CHARS:
-        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 class ServingTokenizer:
@@ -93,7 +84,8 @@ class ServingTokenizer:
         return int(found)
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = _encoded(self._plain, text).ids
+        # `encode` keeps the lock of Python: ten megabytes would stop all else.
+        ids: list[int] = self._plain.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
@@ -119,12 +111,13 @@ class ServingTokenizer:
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         """(start, end) of each token of user text, in characters."""
-        offsets: list[tuple[int, int]] = _encoded(self._plain, text).offsets
+        encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]
+        offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
 
     def count_tokens(self, text: str) -> int:
         """Tokens of user text."""
-        return len(_encoded(self._plain, text))
+        return len(self._plain.encode_batch([text], add_special_tokens=False)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode; special tokens yield no text, incomplete UTF-8 yields U+FFFD."""

@@ -157,7 +157,8 @@ class AsyncRetriever:
     async def store(self, embedded: Sequence[EmbeddedDocument], scope: Scope) -> list[IngestResult]:
         """Store what was embedded for this scope. Raises DiskFull if there is no room; the next try
         stores no document twice."""
-        results = await self.change(self.retriever.store, embedded, scope)
+        store = self.retriever.store
+        results = await self.change(lambda: [store(document, scope) for document in embedded])
         for result in results:
             if result.error is not None and (full := self._disk_full(result.error)) is not None:
                 raise full

@@ -57,7 +57,7 @@ def estimate(
                 if not isinstance(item, IngestDocument):
                     _fail(found, *item)
                     continue
-                document = asyncio.run(parser.document(item)).document
+                document = asyncio.run(parser.document(item))
             except KvstitchError as error:
                 assert isinstance(item, IngestDocument)
                 _fail(found, item.doc_id, error.message)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
-from retriever import Document, Mark
+from retriever import Mark
 from retriever.ingest import EmbeddedDocument
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
@@ -192,24 +192,21 @@ class DocumentParser:
     async def document(self, item: IngestDocument) -> ParsedDocument:
         """Return the document with its text and marks; without a title it gets the file's, else the
         file's name. Raises InvalidRequest."""
-        content = item.content
-        title, metadata = item.title, item.metadata
+        content, title = item.content, item.title
+        marks: tuple[Mark, ...] = ()
         if item.kind == "text" and (text := await _plain(content)) is not None:
-            _check_words(text)
-            document = Document(item.doc_id, text, title, metadata, readers=item.readers)
-            return ParsedDocument(document, item=item)
-        parsed = await parse_file(item.kind, content, self._limits, item.charset)
-        _check_words(parsed.text)
-        title = title or _short(parsed.title or PurePath(item.doc_id).stem)
-        marks = _marks(parsed)
-        document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
-        return ParsedDocument(document, item=item, warnings=parsed.warnings)
-
-
-def _check_words(text: str) -> None:
-    """Raise InvalidRequest if nobody could see, or search for, anything in a text."""
-    if not any(char.isprintable() and not char.isspace() for char in text):
-        raise InvalidRequest("the file holds no text")
+            parsed = ParsedFile(text)
+        else:
+            parsed = await parse_file(item.kind, content, self._limits, item.charset)
+            title = title or _short(parsed.title or PurePath(item.doc_id).stem)
+            marks = _marks(parsed)
+        # Nobody could see, or search for, anything in it.
+        if not any(char.isprintable() and not char.isspace() for char in parsed.text):
+            raise InvalidRequest("the file holds no text")
+        return ParsedDocument(
+            item.doc_id, parsed.text, title, item.metadata, marks, item.readers,
+            item=item, warnings=parsed.warnings,
+        )  # fmt: skip
 
 
 def _short(title: str) -> str:

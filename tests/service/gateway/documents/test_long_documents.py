@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from retriever import Document
 from retriever.embedders import Vectors
 from service.gateway.documents.indexing_stage import LONG_BYTES
+from service.gateway.documents.parsing.parser import ParsedDocument
 from service.gateway.search import async_retriever
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until
@@ -109,7 +109,7 @@ def test_a_cancelled_text_is_not_held_until_garbage_is_collected(rig: Rig) -> No
 
     def held() -> bool:
         # Asked for its class with `isinstance`, a module of torch warns.
-        documents = [each for each in gc.get_objects() if type(each) is Document]
+        documents = [each for each in gc.get_objects() if type(each) is ParsedDocument]
         return any(each.doc_id == "let go" for each in documents)
 
     gc.disable()

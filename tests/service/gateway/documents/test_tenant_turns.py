@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from retriever import Document, EmbeddedDocument, Scope
+from retriever import EmbeddedDocument, Scope
 from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
@@ -56,7 +56,7 @@ class Reading:
     async def document(self, item: IngestDocument) -> ParsedDocument:
         self.begun.append(item.doc_id)
         await self._may_end.setdefault(item.doc_id, asyncio.Event()).wait()
-        return ParsedDocument(Document(item.doc_id, "text"), item=item)
+        return ParsedDocument(item.doc_id, "text", item=item)
 
     async def end(self, doc_id: str) -> None:
         self._may_end[doc_id].set()

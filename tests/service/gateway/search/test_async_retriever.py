@@ -48,7 +48,7 @@ class StuckReranker(OverlapReranker):
 
 
 async def ingest(retriever: AsyncRetriever, documents: Sequence[Document]) -> None:
-    embedded = list(map(EmbeddedDocument, documents))
+    embedded = [EmbeddedDocument(**vars(document)) for document in documents]
     await retriever.embed(embedded, ACME)
     await retriever.store(embedded, ACME)
 
@@ -222,7 +222,7 @@ async def test_memory_is_given_back_when_an_abandoned_split_has_ended(
     given, slow = threading.Event(), SlowToSplit()
     monkeypatch.setattr(async_retriever, "give_back", given.set)
     retriever = AsyncRetriever(cast(Any, slow))
-    waiting = asyncio.create_task(retriever.split(EmbeddedDocument(DOCUMENTS[0]), ACME))
+    waiting = asyncio.create_task(retriever.split(EmbeddedDocument(**vars(DOCUMENTS[0])), ACME))
     await asyncio.to_thread(slow.began.wait)
     waiting.cancel()
     await asyncio.wait([waiting])
