@@ -149,7 +149,7 @@ class WriteBehindQueue:
         write = _Write(key, item)
         with self._changed:
             # A chunk never changes, but extra tensors may come again in another version.
-            if write.extra is None and self._holds(key):
+            if write.extra is None and self.holds(key):
                 return
             self._queue.append(write)
             self._queued_bytes += item.nbytes
@@ -160,7 +160,8 @@ class WriteBehindQueue:
     def holds(self, key: str) -> bool:
         """Return whether a write of that chunk is waiting or under way."""
         with self._changed:
-            return self._holds(key)
+            waiting = (*self._queue, self._current) if self._current else self._queue
+            return any(write.key == key and write.extra is None for write in waiting)
 
     def discard(self, keys: Collection[str] | None = None) -> None:
         """Drop the waiting writes of these keys (default: all), and wait for one under way."""
@@ -180,10 +181,6 @@ class WriteBehindQueue:
             return self._changed.wait_for(
                 lambda: not self._queue and self._current is None, timeout
             )
-
-    def _holds(self, key: str) -> bool:
-        waiting = (*self._queue, self._current) if self._current else self._queue
-        return any(w.key == key and w.extra is None for w in waiting)
 
     def _drop_oldest(self) -> None:
         self._queued_bytes -= self._queue.popleft().item.nbytes

@@ -140,7 +140,7 @@ class FaultTolerantTier:
         with self._lock:
             # A pending delete is of this same content, which is wanted again now.
             self._pending_deletes.discard(key)
-        self._forget([key])
+            self._headers.pop(key, None)
 
         def work() -> bool:
             stored = chunk

@@ -136,8 +136,9 @@ class DocumentEmbedder:
             vectors = self._embedder.embed([text for item in items for text in item.texts()])
         except Exception as error:
             if len(items) == 1:
-                known = isinstance(error, EmbedderError)
-                items[0].error = error if known else EmbedderError(f"embedding failed: {error}")
+                if not isinstance(error, EmbedderError):
+                    error = EmbedderError(f"embedding failed: {error}")
+                items[0].error = error
                 return
             for item in items:
                 self._embed_all([item])

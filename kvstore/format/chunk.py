@@ -54,9 +54,11 @@ class EncodedChunk:
 
     def under(self, key: str, owner: str = "") -> "EncodedChunk":
         """Return the same chunk of an owner with its key in the header; it shares `data`."""
-        header = self.header.under(key)
-        if (header, owner) == (self.header, self.owner):
+        if (key, owner) == (self.header.key, self.owner):
             return self
+        header = self.header
+        if key != header.key:
+            header = build_header(header.spec, header.digests, key)
         return EncodedChunk(header, self.data, owner)
 
     def layer_bytes(self, layer: int, layers: int = 1) -> Tensor:

@@ -80,10 +80,6 @@ class ChunkHeader:
         """Bytes of the whole file, header and data."""
         return len(self.raw) + self.nbytes
 
-    def under(self, key: str) -> "ChunkHeader":
-        """Return the same header with another key."""
-        return self if key == self.key else build_header(self.spec, self.digests, key)
-
     def layer_range(self, layer: int) -> tuple[int, int]:
         """Return the byte range `[start, end)` of one layer in the data section."""
         if not 0 <= layer < self.spec.layers:

@@ -128,7 +128,7 @@ def is_chunk_key(text: str) -> bool:
 
 def require_chunk_key(text: str) -> str:
     """Return `text` if it is a chunk key: tiers build file names and Redis names from it."""
-    if not is_chunk_key(text):
+    if _KEY.match(text) is None:
         raise ChunkSpecError(f"not a chunk key (32 lower-case hex characters): {text!r}")
     return text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -18,14 +18,9 @@ KNOWN_PROTOCOLS = (1,)
 # Enough for any prompt that a model takes (a million ids), too little to exhaust memory.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-
-
-def encode(message: Message) -> bytes:
-    """Return the message as bytes."""
-    return _encoder.encode(message)
 
 
 def decode_to_worker(data: bytes) -> ToWorker:

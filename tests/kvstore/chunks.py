@@ -78,7 +78,7 @@ def same_chunk(a: EncodedChunk | None, b: EncodedChunk) -> bool:
     """Whether both hold the same KV, under whatever key."""
     if a is None or not torch.equal(a.data, b.data):
         return False
-    return a.header.under(UNNAMED).raw == b.header.under(UNNAMED).raw
+    return a.under(UNNAMED).header_bytes == b.under(UNNAMED).header_bytes
 
 
 def encoded(chunk: EncodedChunk | EncodedBlocks, layer: int) -> tuple[Sequence[Tensor], ...]:

@@ -239,7 +239,7 @@ def test_swapped_ciphertexts_do_not_open(ssd: SsdTier, tmp_path: Path, keys: Key
     a, b = slice(start, start + block), slice(start + block, start + 2 * block)
     raw[a], raw[b] = raw[b], raw[a]
     stolen = bytearray(chunk_file(sealed[1]))
-    moved = sealed[1].header.under(make_key(1))  # the other chunk's, renamed, with its checksum
+    moved = sealed[1].under(make_key(1)).header  # the other chunk's, renamed, with its checksum
     with TieredStore([ssd], keys=keys) as store:
         store.put(make_key(1), one, "a")
         path = chunk_path(tmp_path / "kv", make_key(1))

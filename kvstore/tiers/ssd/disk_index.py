@@ -41,12 +41,12 @@ _ENTRIES, _USED, _RESERVED = 0, 1, 2  # places in the account
 _LISTED = 0.25
 
 
-class DiskIndex:
+class DiskIndex(OrderedDict[str, StoredFile]):
     """Which files a directory holds, and how many bytes they take."""
 
     def __init__(self, capacity_bytes: int) -> None:
+        super().__init__()
         self._capacity = capacity_bytes
-        self._files: OrderedDict[str, StoredFile] = OrderedDict()
         self.used = 0
 
     def open(self) -> None:
@@ -57,28 +57,17 @@ class DiskIndex:
         """Keep no other process away: there is none."""
         yield
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
     def adopt(self, files: Iterable[tuple[str, StoredFile]]) -> None:
         """Replace the content by what a scan found, oldest first."""
-        self._files = OrderedDict(files)
-        self.used = sum(file.nbytes for file in self._files.values())
-
-    def get(self, key: str) -> StoredFile | None:
-        return self._files.get(key)
+        self.clear()
+        self.update(files)
+        self.used = sum(file.nbytes for file in self.values())
 
     def use(self, key: str) -> StoredFile | None:
         """Like `get`, and the key becomes the most recently used."""
-        file = self._files.get(key)
+        file = self.get(key)
         if file is not None:
-            self._files.move_to_end(key)
+            self.move_to_end(key)
         return file
 
     def oldest_beyond(self, nbytes: int) -> str | None:
@@ -87,9 +76,9 @@ class DiskIndex:
             raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
         if self.used + nbytes <= self._capacity:
             return None
-        if not self._files:
+        if not self:
             raise TierFull("every byte is reserved by chunks being written")
-        return next(iter(self._files))
+        return next(iter(self))
 
     def reserve(self, nbytes: int) -> None:
         """Count bytes of a file that is about to be written."""
@@ -100,10 +89,10 @@ class DiskIndex:
 
     def enter(self, key: str, file: StoredFile) -> None:
         """Add a chunk whose bytes are reserved; if it is there already, release them."""
-        if key in self._files:
+        if key in self:
             self.release(file.nbytes)
         else:
-            self._files[key] = file
+            self[key] = file
 
     def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
         """Add extra tensors to a chunk, whose bytes are reserved, in place of older ones."""
@@ -111,14 +100,14 @@ class DiskIndex:
         file.extras[name] = nbytes
 
     def remove_extra(self, key: str, name: str) -> None:
-        self.release(self._files[key].extras.pop(name, 0))
+        self.release(self[key].extras.pop(name, 0))
 
     def remove(self, key: str, file: StoredFile) -> None:
-        del self._files[key]
+        del self[key]
         self.release(file.nbytes)
 
     def clear(self) -> None:
-        self._files.clear()
+        super().clear()
         self.used = 0
 
 

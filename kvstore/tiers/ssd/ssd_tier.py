@@ -2,7 +2,7 @@
 
     root/.lock                    locked while started: one owner per directory
     root/.used                    bytes of all files, where several processes share the directory
-    root/tmp/<key>.<n>            being written; removed at start
+    root/tmp/<n>                  being written; removed at start
     root/ab/cd/<key>.safetensors  visible chunks whose keys start with "abcd"
     root/ab/cd/<key>.<name>.extra extra tensors of that chunk, deleted with it
 
@@ -131,7 +131,7 @@ class SsdTier(Tier):
         buffers = [memoryview(chunk.header_bytes), view_bytes(chunk.data)]
         with self._reserved(chunk.nbytes):
             write_atomically(
-                self._directory.temporary_path(key), target, self._root, buffers, sync=self._fsync
+                self._directory.temporary_path(), target, self._root, buffers, sync=self._fsync
             )
         with self._lock:
             # Another thread may have written the same chunk in the meantime.
@@ -163,7 +163,7 @@ class SsdTier(Tier):
             if self._index.use(key) is None:
                 return False
             self._reserve(nbytes)
-        temporary = self._directory.temporary_path(key)
+        temporary = self._directory.temporary_path()
         try:
             with self._reserved(nbytes):
                 write_file(temporary, [view_bytes(raw)], sync=False)

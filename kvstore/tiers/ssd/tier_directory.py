@@ -72,10 +72,10 @@ class TierDirectory:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def temporary_path(self, key: str) -> Path:
+    def temporary_path(self) -> Path:
         """Return the path of a file that does not exist yet."""
         while True:
-            path = self._temporary_root / f"{key}.{next(self._temporary)}"
+            path = self._temporary_root / str(next(self._temporary))
             if not os.path.lexists(path):
                 return path
 

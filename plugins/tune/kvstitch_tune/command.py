@@ -193,7 +193,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     parser = DocumentParser(FileLimits.of(settings))
 
     async def parse() -> list[Document]:
-        parsed = []
+        parsed: list[Document] = []
         for number, read in enumerate(contents):
             if isinstance(read, UnsendableDocument):
                 print(f"left out: {read.message}", file=sys.stderr)

@@ -241,9 +241,6 @@ class WorkerConnection:
 
     async def _dispatch(self, message: FromWorker) -> None:
         match message:
-            case Tokens(items):
-                for item in items:
-                    self._deliver(item.id, item)
             case Stats():
                 self.stats, self._clock = message, message.clock
                 self._draining, self.gone = message.draining, message.gone
@@ -253,7 +250,14 @@ class WorkerConnection:
             case Ready():
                 await self._become_ready(message)
             case _:
-                self._deliver(message.id, message)
+                for reply in message.items if isinstance(message, Tokens) else [message]:
+                    # Requests aborted early have no queue: only their last message still counts.
+                    if isinstance(reply, Done | Failed):
+                        before = self._left.pop(reply.id, None)
+                        if before is not None and isinstance(reply, Done):
+                            self._on_left(reply.report.completion_tokens - before)
+                    if (queue := self._calls.get(reply.id)) is not None:
+                        queue.put_nowait(reply)
 
     async def _become_ready(self, message: Ready) -> None:
         if self.ready is not None:
@@ -274,15 +278,6 @@ class WorkerConnection:
         self._on_change(True)
         async with self._changed:
             self._changed.notify_all()
-
-    def _deliver(self, call_id: str, message: FromWorker | TokenItem) -> None:
-        # Requests aborted early have no queue any more; only their last message still counts.
-        if isinstance(message, Done | Failed):
-            before = self._left.pop(call_id, None)
-            if before is not None and isinstance(message, Done):
-                self._on_left(message.report.completion_tokens - before)
-        if (queue := self._calls.get(call_id)) is not None:
-            queue.put_nowait(message)
 
     async def _watch(self, address: str) -> None:
         """Say Hello until Ready, then watch the heartbeat; connect anew when it stops."""

@@ -224,7 +224,20 @@ class Loader:
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
         """Store a chunk, and its sketch if it has one."""
-        return self._run(lambda: self._put(address, computed))
+
+        def work() -> bool:
+            stored = bool(self.store.contains([address.key]))
+            if not stored:
+                stored = self.store.put(address.key, computed.chunk, address.owner)
+            if computed.sketch is None:
+                return stored
+            tensors = computed.sketch.tensors()
+            kept = self.store.put_extra(
+                address.key, sketch.NAME, sketch.VERSION, tensors, address.owner
+            )
+            return kept and stored
+
+        return self._run(work)
 
     def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
         """Return whether the chunk and, if asked for, its sketch are stored; reads here."""
@@ -233,18 +246,6 @@ class Loader:
             not with_sketch
             or store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
         )
-
-    def _put(self, address: Address, computed: ComputedChunk) -> bool:
-        stored = bool(self.store.contains([address.key]))
-        if not stored:
-            stored = self.store.put(address.key, computed.chunk, address.owner)
-        if computed.sketch is None:
-            return stored
-        tensors = computed.sketch.tensors()
-        kept = self.store.put_extra(
-            address.key, sketch.NAME, sketch.VERSION, tensors, address.owner
-        )
-        return kept and stored
 
     def _read_ends(self, address: Address) -> DocumentEnds:
         started = time.monotonic()

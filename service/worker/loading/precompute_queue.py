@@ -42,6 +42,13 @@ class Task:
     seconds: float = 0.0
     alone: bool = False
 
+    @property
+    def kind(self) -> tuple[bool, str, list[list[str]]]:
+        """Sketch or not, LoRA adapter, and what the chunk stands behind; alike for those
+        together."""
+        behind = [[part.key for part in parts] for parts in self.address.all_parts]
+        return self.sketch, self.address.lora, behind
+
 
 class PrecomputeQueue:
     """The queue; `advance` runs one step of the computation of some chunks."""
@@ -179,10 +186,16 @@ class PrecomputeQueue:
         replies = []
         for task in [t for t in self._writing if t.write is None or t.write.done()]:
             self._writing.remove(task)
-            reply = self._reply(task)
-            self.counts[reply.status] += 1
+            status, message = "present", ""
+            if task.write is not None:
+                error = task.write.exception()
+                status, message = ("stored", "") if error is None else ("failed", str(error))
+            self.counts[status] += 1
             if task.id is not None:
-                replies.append(reply)
+                seconds = task.seconds + time.monotonic() - task.started_at
+                replies.append(
+                    Precomputed(task.id, task.chunk_id, status, task.bytes, seconds, message)
+                )
         return replies
 
     def fail_current(self, error: Exception) -> None:
@@ -222,12 +235,12 @@ class PrecomputeQueue:
         first, *others = self._queue
         if first.alone:
             return [self._queue.popleft()]
-        rows, kind = first.address.spec.tokens, _kind(first)
+        rows, kind = first.address.spec.tokens, first.kind
         together, later = [first], []
         for task in others:
             more = task.address.spec.tokens
             fits = rows + more <= self._chunks.rows_together and not task.alone
-            if fits and _kind(task) == kind:
+            if fits and task.kind == kind:
                 together.append(task)
                 rows += more
             else:
@@ -248,18 +261,3 @@ class PrecomputeQueue:
     def _finish(self, task: Task) -> None:
         self._write_backs.discard(task.address.key)
         self._writing.append(task)
-
-    def _reply(self, task: Task) -> Precomputed:
-        status, message = "present", ""
-        if task.write is not None:
-            error = task.write.exception()
-            status, message = ("stored", "") if error is None else ("failed", str(error))
-        seconds = task.seconds + time.monotonic() - task.started_at
-        return Precomputed(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
-
-
-def _kind(task: Task) -> tuple[bool, str, list[list[str]]]:
-    """Return sketch or not, LoRA adapter, and what the chunk stands behind; alike for
-    those together."""
-    behind = [[part.key for part in parts] for parts in task.address.all_parts]
-    return task.sketch, task.address.lora, behind

@@ -195,7 +195,6 @@ class WorkerServer:
             case Prefetch():
                 if reads_whole_chunks(message.fusion):
                     with suppress(InvalidRequest):  # of a decoder; the request itself will say so
-                        self._name(message)
                         found = self._addresses(message)
                         self._engine.loader.prefetch(a for a in found if a is not None)
             case Precompute():
@@ -227,7 +226,8 @@ class WorkerServer:
 
     def _submit(self, message: Generate, arrived: float, *, explain: bool = False) -> None:
         try:
-            self._name(message)
+            if self._reporter.cached.reported:
+                self._addresses(message)
             self._engine.explain(message) if explain else self._engine.submit(message, arrived)
         except Exception as error:
             if not isinstance(error, KvstitchError):
@@ -237,7 +237,6 @@ class WorkerServer:
     def _precompute(self, gateway: bytes, message: Precompute) -> None:
         self._replies.expect_chunks(message.id, gateway, len(message.documents))
         try:
-            self._name(message)
             system, *documents = self._addresses(message)
         except InvalidRequest as error:
             self._replies.send(Failed.of(message.id, error))
@@ -274,18 +273,17 @@ class WorkerServer:
             gate.reset(message.reset)
         return GateStates(message.id, True, gate.states())
 
-    def _name(self, message: Generate | Prefetch | Precompute) -> None:
-        """Tell the names of a message's chunks to `CachedChunks`, if gateways ask for them."""
-        if self._reporter.cached.reported:
-            names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
-            addresses = self._addresses(message)[1:]
-            self._reporter.cached.name(
-                (address.key, names.of(chunk))
-                for chunk, address in zip(message.documents, addresses, strict=True)
-                if address is not None
-            )
-
     def _addresses(self, message: Generate | Prefetch | Precompute) -> list[Address | None]:
-        return self._engine.admission.addresses(
+        """Return addresses of S and of the chunks, whose names are told to `CachedChunks` if
+        gateways ask for them."""
+        system, *chunks = self._engine.admission.addresses(
             message.system, message.documents, message.prefix_mode, message.tenant, message.lora
         )
+        if self._reporter.cached.reported:
+            names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
+            self._reporter.cached.name(
+                (address.key, names.of(chunk))
+                for chunk, address in zip(message.documents, chunks, strict=True)
+                if address is not None
+            )
+        return [system, *chunks]

@@ -126,7 +126,7 @@ async def test_markdown_that_never_closes(opening: str) -> None:
     item = spooled(text.encode())
     limits = replace(LIMITS, cpu_s=1)
     try:
-        document = (await DocumentParser(limits).document(item)).document
+        document = await DocumentParser(limits).document(item)
     except InvalidRequest as error:
         assert re.search("CPU|memory|nested|longer", error.message)
     else:

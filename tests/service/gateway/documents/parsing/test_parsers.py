@@ -112,7 +112,7 @@ async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
 
 async def stored(name: str, kind: str, content: bytes) -> Document:
     item = IngestDocument(name, "default", kind, content, number=1, job_id="job")
-    return (await DocumentParser(LIMITS).document(item)).document
+    return await DocumentParser(LIMITS).document(item)
 
 
 @pytest.mark.parametrize("kind", ["text", "md", "html"])
