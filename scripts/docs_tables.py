@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from service.gateway.http.openai import field_table
-from service.gateway.http.openai.field_table import FieldRule, Rules
+from scripts.openai_fields import TABLES
+from service.gateway.http.openai.field_table import Rules
 from service.plugins import registered
 from service.settings import Settings
 from service.settings.loading import is_reloadable
@@ -80,23 +80,6 @@ def _labels(metric: Declared) -> str:
     )
 
 
-TABLES: dict[str, Rules] = {
-    "/v1/chat/completions": field_table.CHAT,
-    "/v1/completions": field_table.COMPLETION,
-    "/v1/responses": field_table.RESPONSES,
-    "/v1/embeddings": field_table.EMBEDDINGS,
-    "A message of a chat": field_table.MESSAGE,
-    "A part of a message's content": field_table.CONTENT_PART,
-    "A tool": field_table.TOOL,
-    "Its function": field_table.FUNCTION,
-    "stream_options": field_table.STREAM_OPTIONS,
-    "response_format": field_table.RESPONSE_FORMAT,
-    "structured_outputs": field_table.STRUCTURED_OUTPUTS,
-    "An item of the input of /v1/responses": field_table.INPUT_ITEM,
-    "text of /v1/responses": field_table.TEXT_OPTIONS,
-}
-
-
 def openai_page(page: str) -> str:
     """Return docs/openai.md, `page`, with its tables made anew."""
     return _with_tables(page, "fields", "\n" + "\n".join(_field_tables()) + "\n")
@@ -114,36 +97,43 @@ def _with_tables(page: str, name: str, tables: str) -> str:
 def _field_tables() -> Iterator[str]:
     """Yield the tables of every object, one for each treatment; fields of which the same is true
     share a row, and what is as for chats is not said again."""
-    for title, rules in TABLES.items():
+    tables = {title: _all_fields(*table) for title, table in TABLES.items()}
+    chat = tables["/v1/chat/completions"]
+    for title, rules in tables.items():
         yield f"### {title}\n"
-        same = [] if rules is _CHAT else [n for n in sorted(rules) if rules[n] == _CHAT.get(n)]
-        absent = sorted(_CHAT.keys() - rules.keys())
+        same = [] if rules is chat else [n for n in sorted(rules) if rules[n] == chat.get(n)]
+        absent = sorted(chat.keys() - rules.keys())
         if len(same) > len(absent):
             yield f"As for chats, without {_list(absent)}, and:\n"
         elif same:
             yield f"As for chats: {_list(same)}.\n"
         for treatment in ("honoured", "noted", "refused"):
             rows: dict[str, list[str]] = {}
-            for name, rule in sorted(rules.items()):
-                if rule.treatment == treatment and name not in same:
-                    rows.setdefault(rule.why, []).append(_field(name, rule))
+            for name, (treated, why, harmless) in sorted(rules.items()):
+                if treated == treatment and name not in same:
+                    rows.setdefault(why, []).append(_field(name, harmless))
             if rows:
                 yield from (f"| {treatment} | |", "|---|---|")
                 yield from (f"| {', '.join(names)} | {why} |" for why, names in rows.items())
                 yield ""
 
 
-_CHAT = field_table.CHAT
+def _all_fields(
+    honoured: Mapping[str, str], others: Rules
+) -> dict[str, tuple[str, str, tuple[Any, ...]]]:
+    """Return the treatment of every field, why, and its harmless values."""
+    rules = {name: (rule.treatment, rule.why, rule.harmless) for name, rule in others.items()}
+    return {**rules, **{name: ("honoured", does, ()) for name, does in honoured.items()}}
 
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _field(name: str, rule: FieldRule) -> str:
+def _field(name: str, harmless: Iterable[Any]) -> str:
     """Return a field with the values of it that are accepted without a word."""
-    harmless = " ".join(f"`{json.dumps(value)}`" for value in rule.harmless)
-    return f"`{name}`" + (f" ({harmless})" if harmless else "")
+    values = " ".join(f"`{json.dumps(value)}`" for value in harmless)
+    return f"`{name}`" + (f" ({values})" if values else "")
 
 
 def models_page(page: str) -> str:

@@ -1,8 +1,8 @@
-"""Every field of OpenAI's API, and of vLLM's extras to it, and what becomes of it here.
+"""Fields of OpenAI's API, and of vLLM's extras to it, that the routes' schemas do not take.
 
-A field is honoured, noted or refused, never just ignored. Of other servers' fields those that
-clients send often are here to say what to send instead. docs/openai.md shows these tables
-(`python -m scripts.docs_tables`).
+Such a field is noted or refused, never just ignored. Of other servers' fields those that clients
+send often are here to say what to send instead. docs/openai.md shows these tables, and beside them
+the fields that are honoured (scripts/openai_fields.py).
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ class FieldRule:
     """What becomes of one field.
 
     Attributes:
-        treatment: honoured; noted: accepted, without an effect, and `kvstitch.warnings` says so;
-            refused, unless the value asks for nothing.
-        why: What it does, or why it does nothing here.
-        harmless: Values of a field that is not honoured which ask for nothing, and are accepted
-            without a word; null always is.
+        treatment: noted: accepted, without an effect, and `kvstitch.warnings` says so; refused,
+            unless the value asks for nothing.
+        why: Why it does nothing here.
+        harmless: Values that ask for nothing, and are accepted without a word; null always is.
     """
 
-    treatment: Literal["honoured", "noted", "refused"]
+    treatment: Literal["noted", "refused"]
     why: str
     harmless: tuple[Any, ...] = ()
 
 
 Rules = Mapping[str, FieldRule]
-
-
-def honoured(why: str) -> FieldRule:
-    return FieldRule("honoured", why)
 
 
 def noted(why: str, *harmless: Any) -> FieldRule:
@@ -83,8 +78,7 @@ def check_fields(
             raise Unsupported(
                 f"{path} is not supported here ({rule.why}): leave it out", field=path
             )
-        if rule.treatment == "noted":
-            notes.append(f"{path} has no effect: {rule.why}")
+        notes.append(f"{path} has no effect: {rule.why}")
     return notes
 
 
@@ -111,37 +105,7 @@ _BOOKKEEPING: Rules = {
     "safety_identifier": noted("nothing is reported to anybody"),
     "moderation": refused("nothing is moderated"),
 }
-_COMMON: Rules = {
-    "model": honoured("the model's or an adapter's `NAME`, or `NAME:METHOD`"),
-    "temperature": honoured("0, the default, is greedy; at most 10"),
-    "top_p": honoured(""),
-    "stream": honoured(""),
-    "stream_options": honoured("`include_usage`"),
-    "kvstitch": honoured("documents and methods"),
-}
-_SAMPLED: Rules = {
-    **_COMMON,
-    "max_tokens": honoured("lowered to what fits, with a warning"),
-    "seed": honoured("of several answers the n-th has seed + n"),
-    "stop": honoured("up to 16 strings"),
-    "n": honoured("up to 16 answers"),
-    "presence_penalty": honoured(""),
-    "frequency_penalty": honoured(""),
-    "logit_bias": honoured("up to 1,024 tokens"),
-    "response_format": honoured("text, json_object, json_schema"),
-    "top_k": honoured("of the sampler; `kvstitch.top_k` is the number of passages"),
-    "min_p": honoured(""),
-    "repetition_penalty": honoured(""),
-    "min_tokens": honoured(""),
-    "ignore_eos": honoured(""),
-    "stop_token_ids": honoured("up to 128"),
-    "structured_outputs": honoured("json, json_object, regex, choice, grammar"),
-    "guided_json": honoured("the older name of `structured_outputs.json`"),
-    "guided_regex": honoured("the older name of `structured_outputs.regex`"),
-    "guided_choice": honoured("the older name of `structured_outputs.choice`"),
-    "guided_grammar": honoured("the older name of `structured_outputs.grammar`"),
-}
-# Of vLLM's own fields those that are not honoured, in both kinds of requests.
+# Of vLLM's own fields, in both kinds of requests.
 _VLLM: Rules = {
     "use_beam_search": refused("answers are sampled", False),
     "length_penalty": refused("it is for beam search", 1),
@@ -201,17 +165,9 @@ _OF_OTHERS: Rules = {
 }
 
 CHAT: Rules = {
-    **_SAMPLED,
     **_BOOKKEEPING,
     **_VLLM,
     **_OF_OTHERS,
-    "messages": honoured("texts, tool calls and their results; the last one is answered"),
-    "max_completion_tokens": honoured("goes before `max_tokens`"),
-    "logprobs": honoured(""),
-    "top_logprobs": honoured("0 to 20, with `logprobs`"),
-    "tools": honoured("functions"),
-    "tool_choice": honoured("none, auto, required, or a function"),
-    "parallel_tool_calls": honoured("false: only the first call is passed on"),
     "functions": refused("it was replaced by `tools`", []),
     "function_call": refused("it was replaced by `tool_choice`", "none", "auto"),
     "audio": refused("texts only"),
@@ -222,10 +178,6 @@ CHAT: Rules = {
     "verbosity": refused("say in a message how long the answer should be", "medium"),
     "web_search_options": refused("documents of this service are searched"),
     "echo": refused("an answer is the new message alone", False),
-    "add_generation_prompt": honoured("false only where the last message is continued"),
-    "continue_final_message": honoured(
-        "the answer goes on where the last message, an assistant's, ends"
-    ),
     "documents": refused("send them as `kvstitch.inline_documents`", []),
     "chat_template": refused("the model's own is used"),
     "chat_template_kwargs": refused(
@@ -237,20 +189,9 @@ CHAT: Rules = {
     "best_of": refused("use `n`", 1),
 }
 COMPLETION: Rules = {
-    **_SAMPLED,
-    "user": _BOOKKEEPING["user"],
-    "store": _BOOKKEEPING["store"],
-    "metadata": _BOOKKEEPING["metadata"],
-    "service_tier": _BOOKKEEPING["service_tier"],
-    "prompt_cache_key": _BOOKKEEPING["prompt_cache_key"],
-    "prompt_cache_retention": _BOOKKEEPING["prompt_cache_retention"],
-    "prompt_cache_options": _BOOKKEEPING["prompt_cache_options"],
-    "cache_control": _BOOKKEEPING["cache_control"],
-    "safety_identifier": _BOOKKEEPING["safety_identifier"],
+    **{name: rule for name, rule in _BOOKKEEPING.items() if name != "moderation"},
     **_VLLM,
     **_OF_OTHERS,
-    "prompt": honoured("a text, or a list of up to 16, each of which is answered"),
-    "logprobs": honoured("0 to 5"),
     "best_of": refused("use `n`", 1),
     "echo": refused("an answer is the new text alone", False),
     "suffix": refused("text goes on at its end only", ""),
@@ -258,11 +199,6 @@ COMPLETION: Rules = {
     "top_logprobs": refused("`logprobs` says how many", 0),
 }
 MESSAGE: Rules = {
-    "role": honoured("developer is system"),
-    "content": honoured("a text, or parts of type text"),
-    "tool_calls": honoured("of an assistant"),
-    "tool_call_id": honoured("of a tool"),
-    "refusal": honoured("counts as the assistant's text where there is no other"),
     "name": noted("models are not told who speaks"),
     **_CACHE_HINTS,
     "function_call": refused("it was replaced by `tool_calls`"),
@@ -273,43 +209,27 @@ MESSAGE: Rules = {
     "reasoning_details": noted("earlier thoughts are left out", []),
 }
 CONTENT_PART: Rules = {
-    "type": honoured("text, or refusal"),
-    "text": honoured(""),
-    "refusal": honoured(""),
     **_CACHE_HINTS,
     "annotations": noted("models are not told of them", []),
 }
 STREAM_OPTIONS: Rules = {
-    "include_usage": honoured("a last chunk with the usage"),
     "include_obfuscation": noted("chunks are not padded", False),
     "continuous_usage_stats": refused("usage comes last", False),
 }
 FUNCTION: Rules = {
-    "name": honoured(""),
-    "description": honoured(""),
-    "parameters": honoured("told to the model; enforced where a call is"),
     "strict": noted("arguments are held to their schema only where a call is enforced", False),
     "cache_control": _CACHE_HINTS["cache_control"],
 }
 TOOL: Rules = {
-    "type": honoured("function"),
-    "function": honoured(""),
     "defer_loading": refused("all tools are told to the model", False),
     "cache_control": _CACHE_HINTS["cache_control"],
 }
 RESPONSE_FORMAT: Rules = {
-    "type": honoured("text, json_object, json_schema"),
-    "json_schema": honoured("its `schema`"),
     "schema": refused(
         "it is llama.cpp's: send `type` json_schema, and the schema as `json_schema.schema`"
     ),
 }
 STRUCTURED_OUTPUTS: Rules = {
-    "json": honoured("a schema"),
-    "json_object": honoured(""),
-    "regex": honoured(""),
-    "choice": honoured(""),
-    "grammar": honoured("Lark or GBNF"),
     "disable_fallback": noted("there is one backend", True, False),
     "disable_any_whitespace": noted("blanks are few anyway", False),
     "disable_additional_properties": refused("say so in the schema", False),
@@ -317,19 +237,7 @@ STRUCTURED_OUTPUTS: Rules = {
     "structural_tag": refused("use `tools`"),
 }
 RESPONSES: Rules = {
-    **_COMMON,
     **_BOOKKEEPING,
-    "stream_options": honoured("nothing in it changes anything"),
-    "input": honoured("a text, or messages, calls and their results"),
-    "instructions": honoured("text of the system"),
-    "max_output_tokens": honoured("lowered to what fits, with a warning"),
-    "text": honoured("`format`: text, json_object, json_schema"),
-    "tools": honoured("functions"),
-    "tool_choice": honoured("none, auto, required, or a function"),
-    "parallel_tool_calls": honoured("false: only the first call is passed on"),
-    "presence_penalty": honoured(""),
-    "frequency_penalty": honoured(""),
-    "metadata": honoured("comes back with the response"),
     "background": refused("nothing is kept", False),
     "context_management": refused("a prompt is never cut"),
     "conversation": refused("nothing is kept: send the whole conversation as `input`"),
@@ -342,28 +250,13 @@ RESPONSES: Rules = {
     "truncation": refused("a prompt is never cut", "disabled"),
 }
 INPUT_ITEM: Rules = {
-    "type": honoured("message, function_call, function_call_output; reasoning is left out"),
-    "role": honoured("developer is system"),
-    "content": honoured("a text, or parts of type input_text, output_text, refusal"),
-    "call_id": honoured(""),
-    "name": honoured(""),
-    "arguments": honoured(""),
-    "output": honoured("a text, or parts of type input_text"),
-    "id": honoured("items are told apart by their places"),
-    "status": honoured("all are complete"),
     "phase": noted("models are not told of it"),
     **_CACHE_HINTS,
 }
 TEXT_OPTIONS: Rules = {
-    "format": honoured("text, json_object, json_schema"),
     "verbosity": refused("say in a message how long the answer should be", "medium"),
 }
 EMBEDDINGS: Rules = {
-    "input": honoured("a text, or a list of texts; token ids are refused"),
-    "model": honoured("the embedder's name"),
-    "encoding_format": honoured("float or base64"),
-    "dimensions": honoured("the embedder's own"),
-    "user": honoured("accepted; limits and tenants follow the API key"),
     "truncate_prompt_tokens": refused("a long text is embedded in windows"),
     "truncation_side": refused("a long text is embedded in windows"),
     "add_special_tokens": refused("the embedder's own are added", True),
