@@ -21,13 +21,11 @@ from typing import Any
 
 from encryption.keyring import Keyring
 from service.errors import InvalidSetting, Overloaded, WorkerUnavailable
-from service.gateway.fleet.discovery import Source, source_of
-from service.gateway.fleet.known_workers import KnownWorkers
+from service.gateway.fleet.discovery import KnownWorkers, Source, source_of
 from service.gateway.fleet.member import Member, WorkerState
-from service.gateway.fleet.worker_pool import WorkerPool
+from service.gateway.fleet.worker_pool import Worker, WorkerPool
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.protocol import Worker
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages.replies import Holdings, ModelInfo, Ready, Stats
 from service.messages.requests import Hello

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.gateway.composition import Gateway
-from service.gateway.fleet.known_workers import uptime
+from service.gateway.fleet.discovery import uptime
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.workers import ProcessOptions
 from service.settings import load

@@ -21,10 +21,10 @@ from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.response import explanation
 from service.gateway.answers.validation import RequestValidator
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.tracing import Tracing, attributes_of, span_name
 

@@ -17,10 +17,10 @@ from service.gateway.answers.attributor import attributed
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.response import observe_answer
 from service.gateway.answers.validation import AnswerPlan
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
 from service.shared.tracing import OUTPUT_TOKENS, Attributes, Span, attributes_of
 

@@ -24,6 +24,7 @@ from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import AUTO
 from service.gateway.answers.question_rewriting import joined_query, rewritten
 from service.gateway.answers.validation import AnswerPlan
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import (
     MAX_CHARS_PER_TOKEN,
@@ -32,7 +33,6 @@ from service.gateway.prompts.prompt_builder import (
 )
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
-from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import Generate, Prefetch
 from service.settings import Settings
 

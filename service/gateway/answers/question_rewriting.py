@@ -14,10 +14,10 @@ from contextlib import aclosing, suppress
 
 from service.errors import KvstitchError
 from service.gateway.answers.methods import chosen_method
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prompts.detokenizer import Detokenizer
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import MethodChoice
-from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Failed, TokenItem
 from service.messages.requests import Generate, Sampling
 from service.prompt import Turn

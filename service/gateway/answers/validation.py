@@ -9,6 +9,7 @@ from retriever import Passage, Scope
 from service.errors import PromptTooLong
 from service.gateway.admission import CallContext
 from service.gateway.answers.methods import DefaultMethods, chosen_adapter
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import (
     MAX_CHARS_PER_TOKEN,
@@ -18,7 +19,6 @@ from service.gateway.prompts.prompt_builder import (
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import SearchQuery, search_query
-from service.gateway.worker_client.protocol import Worker
 from service.grammars.forms import WrittenForm
 from service.messages.requests import Generate, Method, Sampling
 from service.prompt import Turn

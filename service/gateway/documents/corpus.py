@@ -22,9 +22,9 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import OpenWork
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase
-from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import ModelInfo
 from service.settings import Settings
 

@@ -39,8 +39,8 @@ from service.gateway.documents.kv_stage import (
 from service.gateway.documents.pace import Pace
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
+from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
 

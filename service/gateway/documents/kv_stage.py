@@ -24,7 +24,7 @@ from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL, PurgeQueue
 from service.gateway.documents.jobs.document_queue import DocumentQueue
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.worker_client.protocol import Worker
+from service.gateway.fleet.worker_pool import Worker
 from service.messages.replies import Precomputed
 from service.messages.requests import ChunkTokens, Precompute
 

@@ -1,4 +1,4 @@
-"""Several workers behind the gateway's `Worker` protocol.
+"""Several workers that are spoken to as one is.
 
 A request goes to the worker that the router chooses. If that worker dies before it has sent a
 token, the request moves to another, once; later it ends in an error. One that is about to end gets
@@ -19,8 +19,8 @@ from service.gateway.fleet.routing.cost import Work, WorkerTable
 from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.router import Policy, Router, work_of
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.worker_client.client import Event, WorkerClient
 from service.gateway.worker_client.connection import RETRY_AFTER_S
-from service.gateway.worker_client.protocol import Event
 from service.messages.replies import (
     Done,
     Failed,
@@ -44,7 +44,7 @@ MOST_MOVES = 1
 
 
 class WorkerPool:
-    """The implementation of `worker_client.protocol.Worker` for several workers.
+    """Takes the calls of a WorkerClient, for several of them.
 
     Args:
         members: The workers that are known already.
@@ -124,7 +124,7 @@ class WorkerPool:
         if not self.directory.apply(number, holdings):
             member.client.ask_holdings()
 
-    # -- the protocol -----------------------------------------------------------------------------
+    # -- as one worker -----------------------------------------------------------------------------
 
     @property
     def ready(self) -> Ready | None:
@@ -209,6 +209,7 @@ class WorkerPool:
                 yield reply
 
     async def purge(self, message: Purge) -> Purged:
+        """Raises WorkerUnavailable: one may still hold some; one that has ended holds none."""
         loras = ("", *(adapter.name for adapter in self.require().adapters))
         holding = [member for member in self.members if not member.holds_nothing]
         done = await asyncio.gather(*(member.client.purge(message) for member in holding))
@@ -299,3 +300,7 @@ class WorkerPool:
     def _learn(self, done: Done) -> None:
         newest = done.report.completion_tokens
         self._answer_tokens += ANSWER_WEIGHT * (newest - self._answer_tokens)
+
+
+Worker = WorkerClient | WorkerPool
+"""What the rest of the gateway talks to."""

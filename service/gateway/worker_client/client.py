@@ -11,7 +11,6 @@ from typing import TypeVar
 from encryption.errors import EncryptionError
 from service.errors import Overloaded, WorkerUnavailable, from_code
 from service.gateway.worker_client.connection import RETRY_AFTER_S, WorkerConnection
-from service.gateway.worker_client.protocol import Event
 from service.messages.replies import (
     Done,
     Explained,
@@ -34,11 +33,12 @@ from service.messages.requests import (
     Purge,
 )
 
+Event = TokenItem | Done | Failed
 R = TypeVar("R", Explained, Purged, GateStates)
 
 
 class WorkerClient(WorkerConnection):
-    """The implementation of `protocol.Worker`, which says what the calls do."""
+    """Every call raises WorkerUnavailable while the worker is not ready."""
 
     async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
         """Generate an answer. Closing or cancelling the generator aborts it in the worker.
@@ -63,6 +63,7 @@ class WorkerClient(WorkerConnection):
                     self.abort(request.id, "disconnect")
 
     async def explain(self, request: Generate) -> Forecast:
+        """Return what a request would take."""
         return (await self._ask(request.id, Explain(request), Explained)).forecast
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -114,9 +115,15 @@ class WorkerClient(WorkerConnection):
                 raise WorkerUnavailable(why, retry_after_s=RETRY_AFTER_S) from error
 
     async def purge(self, message: Purge) -> Purged:
+        """Delete the KV of chunks in every tier."""
         return await self._ask(message.id, message, Purged)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
+        """Return the states of methods at the correctness gate.
+
+        Args:
+            reset: A fusion method whose checks are forgotten first; "": all; None: none.
+        """
         message = AskGate(uuid.uuid4().hex, reset)
         return await self._ask(message.id, message, GateStates)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from retriever import Scope
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKVs
-from service.gateway.worker_client.protocol import Worker
+from service.gateway.fleet.worker_pool import Worker
 from service.messages.requests import ChunkTokens, Purge
 
 DAY_S = 86_400.0

@@ -36,7 +36,7 @@ from service.gateway.documents.deletion.deletion_store import (
     PendingPurge,
     content_digest,
 )
-from service.gateway.worker_client.protocol import Worker
+from service.gateway.fleet.worker_pool import Worker
 from service.messages.requests import ChunkTokens, Purge
 
 CHANGING = 0x6B76_0003  # number of the advisory lock

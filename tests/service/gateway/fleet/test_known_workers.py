@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.gateway.fleet.known_workers import FILE, KnownWorkers
+from service.gateway.fleet.discovery import FILE, KnownWorkers
 
 
 class Clock:
