@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import redis
 
 from kvstore import SsdTier, TieredStore
@@ -93,6 +94,7 @@ def test_no_stored_kv_is_readable_anywhere(tmp_path: Path, model: Path, twelve: 
         assert not [piece for piece in kv if piece in held], place
 
 
+@pytest.mark.slow
 def test_it_serves_after_a_restart_and_not_with_another_key(
     tmp_path: Path, model: Path, twelve: Documents
 ) -> None:
@@ -133,6 +135,7 @@ def test_it_serves_after_a_restart_and_not_with_another_key(
         assert tiers(service.ask(QUESTION, **fields)) == ["ssd"] * 2
 
 
+@pytest.mark.slow
 def test_a_tenants_key_is_deleted_and_rotated(
     tmp_path: Path, model: Path, twelve: Documents
 ) -> None:

@@ -79,6 +79,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_chunks_behind_primers_are_what_a_gateway_asks_for(
     tmp_path: Path, model: Path, corpus: Documents, postgresql_url: str
 ) -> None:

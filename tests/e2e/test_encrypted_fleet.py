@@ -25,6 +25,8 @@ from tests.ports import free_ports
 from tests.postgresql_server import PostgresqlServer
 from tests.redis_server import redis_server
 
+pytestmark = pytest.mark.slow
+
 SECRET = "0123456789abcdef" * 2
 TENANTS = ("acme", "beta", "gamma", "delta")
 

@@ -64,6 +64,7 @@ def method_of(service: Service, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_a_broken_method_is_left_and_a_good_one_is_not(
     serve: Serve, methods: Path, twelve: Documents
 ) -> None:

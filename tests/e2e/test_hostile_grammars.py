@@ -9,6 +9,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from benchmarks.hostile.grammars import KINDS, grammars
 from tests.e2e.conftest import Serve
 from tests.e2e.service import Service
@@ -40,6 +42,7 @@ def grammar_processes(service: Service) -> list[int]:
     return [child for server in servers for child in children(server)]
 
 
+@pytest.mark.slow
 def test_only_those_who_sent_them_notice(serve: Serve) -> None:
     forms = [form for name, form in grammars(len(KINDS), seed=0) if name in SENT]
     with serve() as service, ThreadPoolExecutor() as threads:

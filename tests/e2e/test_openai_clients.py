@@ -165,6 +165,7 @@ def test_openai_leaves_a_stream(endless: Service, client: openai.OpenAI) -> None
     assert_stopped(endless, before)
 
 
+@pytest.mark.slow
 def test_openai_gives_up_waiting(endless: Service, base_url: str) -> None:
     before = endless.settled_metrics().value(STEPS)
 
@@ -230,6 +231,7 @@ def test_langchain_meets_an_error(base_url: str) -> None:
         langchain(base_url, model="gpt-4o").invoke(QUESTION)
 
 
+@pytest.mark.slow
 def test_langchain_leaves_a_stream(endless: Service, base_url: str) -> None:
     before = endless.settled_metrics().value(STEPS)
     stream = langchain(base_url, max_tokens=MANY).stream(QUESTION)
@@ -281,6 +283,7 @@ def test_llama_index_meets_an_error(base_url: str) -> None:
         llama_index(base_url, model="gpt-4o", is_chat_model=True).complete(QUESTION)
 
 
+@pytest.mark.slow
 def test_llama_index_leaves_a_stream(endless: Service, base_url: str) -> None:
     before = endless.settled_metrics().value(STEPS)
     stream = llama_index(base_url, is_chat_model=True, max_tokens=MANY).stream_chat(

@@ -70,6 +70,7 @@ def test_a_conversation(serve: Serve, twelve: Documents, method: str) -> None:
         assert metrics.value("kvstitch_pool_free_ratio") == 1
 
 
+@pytest.mark.slow
 def test_a_deleted_document_is_in_no_kept_prompt(serve: Serve, twelve: Documents) -> None:
     with serve(prefix_cache=True) as service:
         service.ingest(twelve[:2])
@@ -82,6 +83,7 @@ def test_a_deleted_document_is_in_no_kept_prompt(serve: Serve, twelve: Documents
         assert answer["cache"]["reused_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_off_nothing_is_kept(serve: Serve, twelve: Documents) -> None:
     with serve() as service:
         service.ingest(twelve[:2])

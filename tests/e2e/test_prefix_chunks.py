@@ -76,6 +76,7 @@ def test_deleting_a_text_deletes_what_stood_behind_it(serve: Serve, twelve: Docu
         assert twelve[3]["doc_id"] not in {c["doc_id"] for c in answer["citations"]}
 
 
+@pytest.mark.slow
 def test_documents_of_another_mode_are_hits_while_they_are_computed_again(
     serve: Serve, twelve: Documents
 ) -> None:

@@ -111,6 +111,7 @@ def check_what_it_holds(service: Service) -> None:
     assert hits[0]["doc_id"] == "person-01.md"
 
 
+@pytest.mark.slow
 def test_it_opens_serves_and_goes_back(old_folder: Path, tmp_path: Path) -> None:
     before = dumped(old_folder)
     backup = tmp_path / "backup"

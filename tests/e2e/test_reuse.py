@@ -57,6 +57,7 @@ def test_other_orders_and_combinations_hit_completely_and_store_nothing(
     assert before.value("kvstitch_store_new_keys_total") >= len(twelve)
 
 
+@pytest.mark.slow
 def test_the_same_text_under_another_name_is_the_same_key(
     service: Service, twelve: Documents
 ) -> None:

@@ -158,6 +158,7 @@ def _more(made: Load, count: int) -> Callable[[], bool]:
     return lambda: len(made.ends) >= wanted
 
 
+@pytest.mark.slow
 def test_workers_are_replaced_under_load_and_no_request_fails(fleet: Fleet) -> None:
     first, second, third = fleet.workers
     until = fleet.gateways[0].until

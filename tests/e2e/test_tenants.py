@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests import preloaded
 from tests.e2e.conftest import Documents
@@ -127,6 +128,7 @@ def test_no_route_tells_a_tenant_of_anothers_documents(
         service.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 def test_what_a_tenant_may_store(tmp_path: Path, model: Path) -> None:
     """The quota is of the tenant, replaced documents count once, and deleting makes room."""
     data = tmp_path / "data"

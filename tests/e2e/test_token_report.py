@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import Service, tiers
 
@@ -49,6 +51,7 @@ def check(service: Service, *, known: bool = True, **fields: Any) -> dict[str, A
     return answer
 
 
+@pytest.mark.slow
 def test_every_token_on_the_tier_that_held_it(serve: Serve, twelve: Documents) -> None:
     """Memory, SSD after a restart, partly cold, evicted; nothing unless it is asked for."""
     with serve() as service:

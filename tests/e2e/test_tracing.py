@@ -183,6 +183,7 @@ def test_an_answer_is_one_trace_across_both_processes(
     assert QUESTION not in told and twelve[0]["doc_id"] not in told
 
 
+@pytest.mark.slow
 def test_operations_without_an_answer_and_their_metrics(
     serve: Serve, twelve: Documents, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +224,7 @@ def test_operations_without_an_answer_and_their_metrics(
     assert QUESTION not in str([span.attributes for span in collector.spans])
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_nothing_of_it_is_loaded() -> None:
     code = (
         "import sys; from service.shared.tracing import Tracing; "

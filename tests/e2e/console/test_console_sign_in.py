@@ -151,6 +151,7 @@ def test_a_login_that_is_called_off(
     assert "error=" not in page.url
 
 
+@pytest.mark.slow
 def test_a_token_for_another_service(console: SignInConsole, provider: OpenIdProvider) -> None:
     provider.set(audience="shop")
     page = console.begin()
@@ -161,6 +162,7 @@ def test_a_token_for_another_service(console: SignInConsole, provider: OpenIdPro
     assert page.evaluate(KEPT) == [[], {}, ""]
 
 
+@pytest.mark.slow
 def test_an_end_and_a_new_beginning(console: SignInConsole, provider: OpenIdProvider) -> None:
     """A sign-in ends with its token. The next one takes a click, and the conversation goes on."""
     provider.set(ttl=25)  # time to sign in on a busy machine, too
@@ -193,6 +195,7 @@ def test_an_end_and_a_new_beginning(console: SignInConsole, provider: OpenIdProv
     assert page.evaluate("sessionStorage.getItem('kvstitch.chat-was-here')") == "yes"
 
 
+@pytest.mark.slow
 def test_other_keys_at_the_provider(console: SignInConsole, provider: OpenIdProvider) -> None:
     """Tokens of a key that the service has not seen are taken without a restart."""
     page = console.begin()

@@ -116,6 +116,7 @@ def test_the_answer_is_that_of_a_service_without_the_chunk(
     assert both(method)["text"] == stitched["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pie", "question_scout", "prophetkv"])
 def test_two_chunks_of_equal_size_swapped_on_disk(reading_from_disk: Service, method: str) -> None:
     """Each is refused under the other's name: the answer is full prefill's, and the report and the

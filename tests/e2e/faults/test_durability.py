@@ -77,6 +77,7 @@ def test_kill_nine_without_redis(serve: Serve, twelve: Documents) -> None:
         assert_nothing_is_lost(service, twelve, before, "ssd")
 
 
+@pytest.mark.slow
 def test_kill_nine_with_redis_and_with_the_disk_lost(serve: Serve, twelve: Documents) -> None:
     """With Redis the disk is read first; when the SSD folder is gone, Redis has every chunk."""
     with redis_server() as redis, serve(redis_url=redis.patient_url) as service:

@@ -7,11 +7,14 @@ import os
 import stat
 import subprocess
 
+import pytest
+
 from tests import preloaded
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import tiers
 
 
+@pytest.mark.slow
 def test_the_service_starts_and_reads(serve: Serve, corpus: Documents) -> None:
     with serve(memory_tier_mib=0) as service:
         service.ingest(corpus[:2])

@@ -59,6 +59,7 @@ def test_a_client_that_leaves_its_stream_stops_the_sequence(endless: Service) ->
     assert left == before.value("kvstitch_disconnects_total") + 1
 
 
+@pytest.mark.slow
 def test_a_client_that_gives_up_waiting_stops_the_sequence(endless: Service) -> None:
     """The same without a stream: nothing has been sent yet when the client leaves."""
     before = endless.settled_metrics()

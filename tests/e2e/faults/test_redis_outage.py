@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import HANG_S, Service, tiers
 from tests.redis_server import RedisServer, redis_server
@@ -58,6 +60,7 @@ class Load:
             self.statuses.append(reply.status_code)
 
 
+@pytest.mark.slow
 def test_requests_go_on_without_redis_and_use_it_again_when_it_is_back(
     serve: Serve, corpus: Documents
 ) -> None:

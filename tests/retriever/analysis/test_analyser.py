@@ -125,6 +125,7 @@ def test_what_is_to_be_held_exactly() -> None:
     assert exact("open orders") == [("open", "order")] and exact("orders") == []
 
 
+@pytest.mark.slow
 def test_ever_new_words_and_characters_are_not_kept() -> None:
     """Neither by us nor by pyphen, which would keep every word that it has looked at."""
     german = "Der Hund und die Katze sind heute nicht in dem Haus, weil sie in den Garten wollten. "

@@ -71,6 +71,12 @@ class Rig:
 
         return asyncio.run_coroutine_threadsafe(go(), self._loop).result(HANG_S)
 
+    def lose_worker(self) -> None:
+        """End the fake, and wait until the service has noticed it: see `heartbeat_timeout_s`."""
+        assert self.worker is not None
+        self.call(self.worker.stop)
+        until(lambda: self.http.get("/health/ready").status_code == 503, "worker lost")
+
     def wait_ready(self) -> None:
         until(lambda: self.http.get("/health/ready").status_code == 200, "ready")
 
@@ -196,6 +202,7 @@ def running(
     command: Sequence[str] = (),
     wait_ready: bool = True,
     embedder: HashingEmbedder | None = None,
+    heartbeat_timeout_s: float = 4.0,
     **settings: Any,
 ) -> Iterator[Rig]:
     """A rig between start and stop; with `command` the worker is a supervised process."""
@@ -212,7 +219,7 @@ def running(
         processes=ProcessOptions(
             address="" if command else address,
             # A busy machine may leave the fake worker waiting. The end of a process is noticed.
-            heartbeat_timeout_s=60.0 if command else 4.0,
+            heartbeat_timeout_s=60.0 if command else heartbeat_timeout_s,
             restart_backoff_s=(0.05, 0.2),
             **options,
         ),

@@ -118,7 +118,7 @@ def bearer(rig: Rig, issuer: Issuer, groups: Sequence[str] | None) -> Member:
     return Member(http, View(None if groups is None else frozenset(groups)))
 
 
-@pytest.fixture(params=["keys", "tokens"])
+@pytest.fixture(params=["keys", pytest.param("tokens", marks=pytest.mark.slow)])
 def world(
     open_rig: Callable[..., Rig], create: Create, request: pytest.FixtureRequest
 ) -> Iterator[World]:
@@ -467,11 +467,10 @@ def test_readers_change_under_load(open_rig: Callable[..., Rig], create: Create)
     for thread in threads:
         thread.start()
     try:
-        for turn in range(6):
-            readers = [["legal"], [], ["hr"]][turn % 3]
+        for readers in (["legal"], [], ["hr"]):
             changed = [{**each.sent, "readers": readers} for each in documents]
             assert rig.ingest(changed)["changes"] == {"updated": len(documents)}
-            if turn % 3 != 1:  # from the receipt on
+            if readers:  # from the receipt on
                 other = hr if readers == ["legal"] else legal
                 text = other.http.post("/v1/search", json={"query": TOPICS[0], "top_k": 20}).text
                 text += other.http.get("/admin/documents").text
@@ -485,7 +484,7 @@ def test_readers_change_under_load(open_rig: Callable[..., Rig], create: Create)
     assert not failures
 
 
-@pytest.mark.parametrize("mode", ["none", "bos", "system", "primer", "neighbours"])
+@pytest.mark.parametrize("mode", ["system", "primer", "neighbours"])
 def test_no_chunk_is_computed_behind_what_its_readers_may_not_read(
     open_rig: Callable[..., Rig], mode: str
 ) -> None:
@@ -612,15 +611,14 @@ SENT: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sent", SENT)
-def test_readers_come_by_every_way_of_sending(
-    open_rig: Callable[..., Rig], sent: dict[str, Any]
-) -> None:
+def test_readers_come_by_every_way_of_sending(open_rig: Callable[..., Rig]) -> None:
     rig = open_rig()
-    reply = rig.http.post("/admin/precompute", **sent)
-    assert reply.status_code == 202, reply.text
-    assert rig.finished(reply.json()["job_id"])["state"] == "succeeded"
-    assert rig.http.get("/admin/documents/d").json()["readers"] == ["a", "b"]
+    for sent in SENT:
+        reply = rig.http.post("/admin/precompute", **sent)
+        assert reply.status_code == 202, reply.text
+        assert rig.finished(reply.json()["job_id"])["state"] == "succeeded"
+        assert rig.http.get("/admin/documents/d").json()["readers"] == ["a", "b"], sent
+        assert rig.http.delete("/admin/documents/d").status_code == 200
 
 
 def test_a_document_may_be_everybody_s_where_all_others_are_not(
@@ -633,12 +631,13 @@ def test_a_document_may_be_everybody_s_where_all_others_are_not(
     assert rig.http.get("/admin/documents/d").json()["readers"] == []
 
 
-@pytest.mark.parametrize("name", ["", " a", "a,b", "*", "x" * 65, "a\nb"])
-def test_names_that_no_group_can_have(open_rig: Callable[..., Rig], name: str) -> None:
+def test_names_that_no_group_can_have(open_rig: Callable[..., Rig]) -> None:
     rig = open_rig()
-    body = {"documents": [{"doc_id": "a", "text": "x", "readers": [name]}]}
-    refused = rig.http.post("/admin/precompute", json=body)
-    assert refused.status_code == 422 and refused.json()["field"] == "readers", refused.text
+    for name in ("", " a", "a,b", "*", "x" * 65, "a\nb"):
+        body = {"documents": [{"doc_id": "a", "text": "x", "readers": [name]}]}
+        refused = rig.http.post("/admin/precompute", json=body)
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["field"] == "readers", refused.text
 
 
 def test_a_job_says_nothing_more_of_documents_that_others_have_taken(

@@ -93,6 +93,7 @@ def worker(
         process.communicate()
 
 
+@pytest.mark.slow
 def test_what_may_have_been_deleted_is_dropped_after_the_lease(settings: WorkerSettings) -> None:
     with worker(settings, "a", "b", lease_s=LEASE_S) as (a, b):
         b.lease_s = 600.0

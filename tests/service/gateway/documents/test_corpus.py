@@ -191,10 +191,8 @@ def test_form_upload_keeps_every_byte(rig: Rig) -> None:
 
 
 def test_jobs_survive_a_restart_and_wait_for_the_worker(folder: Path, data: Path) -> None:
-    with running(folder, data) as rig:
-        assert rig.worker is not None
-        rig.call(rig.worker.stop)
-        until(lambda: rig.http.get("/health/ready").status_code == 503, "worker lost")
+    with running(folder, data, heartbeat_timeout_s=1.0) as rig:
+        rig.lose_worker()
         response = rig.http.post("/admin/precompute", json={"documents": DOCUMENTS})
         assert response.status_code == 202
         job_id = response.json()["job_id"]

@@ -23,13 +23,13 @@ NOTE = {"doc_id": "note", "text": "The fjord is deep."}
 
 
 class SlowEmbedder(HashingEmbedder):
-    """Takes long: a book takes more than a minute, and no test here waits for its end."""
+    """Takes long: a book takes half a minute, and no test here waits for its end."""
 
     texts = 0
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         self.texts += len(texts)
-        time.sleep(0.04 * len(texts))
+        time.sleep(0.02 * len(texts))
         return super().embed(texts)
 
 
@@ -96,7 +96,7 @@ def test_cancelling_ends_the_work_at_once(rig: Rig, embedder: SlowEmbedder) -> N
 
     def at_rest() -> bool:
         before = embedder.texts
-        time.sleep(1.5)  # twice what a part takes
+        time.sleep(0.8)  # twice what a part takes
         return embedder.texts == before
 
     until(at_rest, "the part that was under way has ended")

@@ -269,9 +269,10 @@ def test_of_a_cancelled_job_nothing_is_computed_that_no_question_needs(
     folder: Path, data: Path
 ) -> None:
     """The worker is away while its documents are indexed; they stay, and are answered from."""
-    with running(folder, data, prefix_mode="primer", companions=2, primers=1) as rig:
-        rig.call(fake(rig).stop)
-        until(lambda: rig.http.get("/health/ready").status_code == 503, "worker lost")
+    with running(
+        folder, data, heartbeat_timeout_s=1.0, prefix_mode="primer", companions=2, primers=1
+    ) as rig:
+        rig.lose_worker()
         sent = rig.http.post("/admin/precompute", json={"documents": CORPUS[1:]}).json()
         until(lambda: rig.metric("kvstitch_documents") == len(CORPUS) - 1, "indexed")
         cancelled = rig.http.delete(f"/admin/jobs/{sent['job_id']}").json()

@@ -30,21 +30,21 @@ def content(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_is_served_as_what_it_is(rig: Rig, name: str) -> None:
-    reply = rig.http.get(f"/ui/{name}")
+def test_a_file_is_served_as_what_it_is(shared: Rig, name: str) -> None:
+    reply = shared.http.get(f"/ui/{name}")
     assert reply.content == content(name)
     assert reply.headers["content-type"].startswith(TYPES[Path(name).suffix])
     assert reply.headers["content-security-policy"].startswith("default-src 'none'; ")
-    again = rig.http.get(f"/ui/{name}", headers={"If-None-Match": reply.headers["etag"]})
+    again = shared.http.get(f"/ui/{name}", headers={"If-None-Match": reply.headers["etag"]})
     assert again.status_code == 304
     assert "content-security-policy" in again.headers
 
 
-def test_the_folder_leads_to_the_page(rig: Rig) -> None:
-    moved = rig.http.get("/ui", follow_redirects=False)
+def test_the_folder_leads_to_the_page(shared: Rig) -> None:
+    moved = shared.http.get("/ui", follow_redirects=False)
     assert moved.status_code == 307 and moved.headers["location"].endswith("/ui/")
-    assert rig.http.get("/ui/").content == content("index.html")
-    assert rig.http.post("/ui/").status_code == 405
+    assert shared.http.get("/ui/").content == content("index.html")
+    assert shared.http.post("/ui/").status_code == 405
 
 
 def test_every_file_is_in_the_wheel() -> None:
@@ -80,25 +80,25 @@ def test_the_page_names_only_files_that_are_there() -> None:
         *("/ui/lib/../../../api.py", "/ui/lib%2fapi.js%00", "/ui/chat", "/ui/lib/", "/ui/nothing"),
     ],
 )
-def test_no_path_leads_out_of_the_folder(rig: Rig, path: str) -> None:
+def test_no_path_leads_out_of_the_folder(shared: Rig, path: str) -> None:
     """Sent as it is written: a client's library would tidy it up."""
-    address = rig.http.base_url.host, rig.http.base_url.port
+    address = shared.http.base_url.host, shared.http.base_url.port
     with closing(HTTPConnection(*address)) as connection:
         connection.request("GET", path)
         reply = connection.getresponse()
         assert reply.status == 404, (path, reply.read())
 
 
-def test_the_root_leads_to_the_console(rig: Rig) -> None:
-    page = rig.http.get("/", headers={"Accept": "text/html,*/*;q=0.8"}, follow_redirects=False)
+def test_the_root_leads_to_the_console(shared: Rig) -> None:
+    page = shared.http.get("/", headers={"Accept": "text/html,*/*;q=0.8"}, follow_redirects=False)
     assert page.status_code == 307 and page.headers["location"] == "ui/"
-    followed = rig.http.get("/", headers={"Accept": "text/html"}, follow_redirects=True)
+    followed = shared.http.get("/", headers={"Accept": "text/html"}, follow_redirects=True)
     assert followed.content == content("index.html")
-    told = rig.http.get("/")  # httpx sends Accept: */*
+    told = shared.http.get("/")  # httpx sends Accept: */*
     assert told.json()["service"] == "kvstitch" and told.headers["vary"] == "Accept"
     for name in ("console", "docs", "openapi", "health"):
         # A worker that had no processor for a second makes the service not ready.
-        assert rig.http.get(told.json()[name]).status_code in (
+        assert shared.http.get(told.json()[name]).status_code in (
             (200, 503) if name == "health" else (200,)
         )
 
