@@ -54,12 +54,13 @@ programs:
 test: export OMP_NUM_THREADS := 1
 test: tools
 	# With Triton these do more than be skipped; services would only start slower with it.
-	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 tests/service/worker/kernels/gpu
+	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 -m "not slow" plugins/gpu/tests_gpu/kernels
 	$(VENV)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # What takes minutes each, and the combinations that `make test` leaves out.
 test-slow: tools
 	scripts/install-clients.sh
+	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 2 -m slow plugins/gpu/tests_gpu/kernels
 	$(VENV)/python -m pytest -n 2 --dist loadfile -m "slow and exhaustive"
 	$(VENV)/python -m pytest -m "slow and not exhaustive"
 	$(VENV)/python -m pytest -n 2 -m "hypothesis and not slow" --hypothesis-profile other

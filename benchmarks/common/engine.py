@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvstore import TieredStore
 from service.worker.engine.engine import Engine, EngineOptions
-from service.worker.forward.kv_placement import KVPlacer, PromptKV
+from service.worker.forward.kv_placement import PromptKV, kv_placer
 from service.worker.forward.prefill import Progress, PromptLoop
 from service.worker.layout import PromptLayout
 from service.worker.loading.loader import Loader
@@ -103,7 +103,7 @@ def attention_scores(
     kv: PromptKV,
 ) -> Tensor:
     """The question pass of a two-pass method alone: the scores `[layers that count, n]` fp32."""
-    with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
+    with kv_placer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             decoder=decoder,
             layout=layout,

@@ -10,6 +10,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
+# The plugin with the GPU's kernels, and what benchmarks share with tuning, installed or not.
+export PYTHONPATH=$PWD/plugins/gpu:$PWD/plugins/tune${PYTHONPATH:+:$PYTHONPATH}
+export KVSTITCH_PLUGINS=kvstitch_gpu${KVSTITCH_PLUGINS:+,$KVSTITCH_PLUGINS}
 limit=${LIMIT_S:-580}
 device=cuda
 if [ "${1:-}" = --device ]; then
@@ -65,7 +68,7 @@ if [ "$device" != cuda ]; then
   methods=(vanilla pie)
 fi
 # By file: the other tests need packages that a bare CUDA image lacks.
-mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests plugins/gpu)
 part tests 120 "$python" -m pytest -m gpu -rs --durations 5 "${tests[@]}"
 part table 300 "$python" -m benchmarks.gpu --repetitions "${REPETITIONS:-5}" "${tiny[@]}" --out "$results"
 part answers 60 "$python" -m benchmarks.gpu.answers --device "$device" --out "$results" \

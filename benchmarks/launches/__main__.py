@@ -7,7 +7,7 @@
 A request of 16 documents in the memory tier, with a system prompt and a question of 32 tokens, is
 answered by one token. The model is a Llama of a tiny width: counts depend on the layers, not on the
 width, unless tiles do. Then the same with layers recorded and replayed
-(`service.worker.forward.prefill_graphs`).
+(`kvstitch_gpu.prefill_graphs`).
 """
 
 from __future__ import annotations

@@ -19,16 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from benchmarks.launches import triton_work
 from benchmarks.launches.gpu import PretendedGpu, host
 from benchmarks.launches.tally import Tally
-from service.worker.api import prefill_graphs
-from service.worker.kernels.gpu import (
+from kvstitch_gpu import (
     attention_scores_gpu,
     index_causal_attention,
     kv_placement_gpu,
+    prefill_graphs,
     ragged_attention_gpu,
-    residual_norm_gpu,
     rotation_gpu,
+    row_kernels,
     shift_gpu,
-    silu_product_gpu,
     triton_support,
 )
 
@@ -36,8 +35,8 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
     (rotation_gpu, "_rotate"): triton_work.rotate_rows,
     (rotation_gpu, "_write"): triton_work.write_rows,
     (kv_placement_gpu, "_kernel"): triton_work.place_rows,
-    (silu_product_gpu, "_kernel"): triton_work.multiply_gated,
-    (residual_norm_gpu, "_kernel"): triton_work.add_and_normalise,
+    (row_kernels, "_multiply"): triton_work.multiply_gated,
+    (row_kernels, "_normalise"): triton_work.add_and_normalise,
     (index_causal_attention, "_kernel"): triton_work.attend_tile,
     (index_causal_attention, "_join"): triton_work.join_spans,
     (attention_scores_gpu, "_kernel"): triton_work.score_block,
@@ -150,7 +149,8 @@ def driver_replaced(tally: Tally) -> Iterator[None]:
 def kernels_replaced(kind: Callable[[Callable[..., None]], Any]) -> Iterator[None]:
     """A context in which `kind` of what they compute stands for the Triton kernels."""
     with ExitStack() as stack:
-        checks = {module.is_verified for module, _ in TRITON_KERNELS}
+        found = [value for module, _ in TRITON_KERNELS for value in vars(module).values()]
+        checks = [value for value in found if hasattr(value, "cache_clear")]
         stack.enter_context(patch.object(triton_support, "matches_torch", lambda *_: True))
         for (module, attribute), work in TRITON_KERNELS.items():
             stack.enter_context(patch.object(module, attribute, kind(work)))

@@ -93,7 +93,7 @@ class PretendedGpu(TorchDispatchMode):
         self.recorded: list[Callable[[], Any]] | None = None
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Stand for `service.worker.forward.batch_decoder.CudaGraphs`."""
+        """Stand for `kvstitch_gpu.recorded_steps.CudaGraphs`."""
         recorded: list[Callable[[], Any]] = []
         self.recorded = recorded
         try:

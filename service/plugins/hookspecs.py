@@ -70,6 +70,12 @@ def eviction_methods() -> Mapping[str, str]:
     """Return eviction methods: "module:class" of an EvictionMethod by name."""
 
 
+@hookspec(firstresult=True)
+def device_kernels(device: Any) -> Any:
+    """Return what a worker computes on a `torch.device` by kernels of its own, a `DeviceKernels`
+    (service/worker/kernels/device_kernels.py); None where the plugin has none for it."""
+
+
 @hookspec
 def worker_sources() -> Mapping[str, str]:
     """Return where workers that run by themselves are found, by the scheme of worker_addresses.

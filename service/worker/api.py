@@ -15,20 +15,12 @@ from __future__ import annotations
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
-from service.worker.forward import prefill_graphs
-from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
-from service.worker.forward.decode import decode_step, kernel_weights
+from service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
 from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
-from service.worker.kernels.gpu import (
-    index_causal_attention,
-    kv_placement_gpu,
-    ragged_attention_gpu,
-)
-from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment, Target
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.eviction import evict
 from service.worker.methods.fusion.a3 import Method as A3
@@ -60,10 +52,9 @@ from service.worker.sequences.reuse import HistoryKV
 __all__ = [
     "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",
     "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
-    "KVPool", "LegoLink", "Pie", "Placement", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV",
-    "StagedSegment", "Target", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
-    "decoder_for", "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops",
-    "fusion_methods", "index_causal_attention", "kernel_weights", "kv_placement_gpu", "load_model",
-    "make_eviction", "make_fusion", "model_fingerprint", "prefill_graphs", "ragged_attention_gpu",
-    "read_calibration", "set_threads", "start_up_check", "weighted_values", "write_rows",
+    "KVPool", "LegoLink", "Pie", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV", "Vanilla",
+    "add_folder", "add_lora", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
+    "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "kernel_weights",
+    "load_model", "make_eviction", "make_fusion", "model_fingerprint", "read_calibration",
+    "set_threads", "start_up_check", "weighted_values", "write_rows",
 ]  # fmt: skip

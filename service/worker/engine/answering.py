@@ -11,7 +11,7 @@ from torch import Tensor
 from service.errors import KvstitchError
 from service.messages.replies import Done, Failed, Reply, TokenItem
 from service.worker.engine.scheduler import Scheduler
-from service.worker.forward.batch_decoder import BatchDecoder
+from service.worker.forward.decode import BatchDecoder
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.prompt_loads import PromptLoads
 from service.worker.prefix_cache import PrefixCache

@@ -21,11 +21,11 @@ from service.messages.requests import Generate
 from service.worker.engine.answering import Answering, Endings
 from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
-from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded_layers import supports as supports_graphs
+from service.worker.forward.decode import BatchDecoder
+from service.worker.forward.recordings import Recordings
 from service.worker.gate.correctness_gate import Gate, GateSettings
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.kv.pool import KVPool
 from service.worker.loading.cost_model import Line
 from service.worker.loading.loader import Loader
@@ -67,8 +67,7 @@ class EngineOptions:
     draft_tokens: int = 0  # most answer tokens that are drafted from the prompt in a decode step
     # how answers are compared with those of full prefill; None for no comparison
     checks: GateSettings | None = None
-    # whether layers are recorded and replayed, where that is possible
-    # (`service.worker.forward.prefill_graphs`)
+    # whether layers are recorded and replayed, where the device's kernels can
     prefill_graphs: bool = True
 
 
@@ -113,16 +112,17 @@ class Engine:
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._loads = PromptLoads(loader, self.planner if options.planner else None)
-        recorded = options.prefill_graphs and supports_graphs(decoder, self.pool)
-        graphs = PrefillGraphs(decoder, self.pool) if recorded else None
-        launcher = PrefillLauncher(decoder, facts, self._loads, missing, graphs)
+        recordings: Recordings | None = None
+        if options.prefill_graphs:
+            recordings = kernels_of(decoder.device).recordings(decoder, self.pool)
+        launcher = PrefillLauncher(decoder, facts, self._loads, missing, recordings)
 
         # What spare time is for.
         self.gate: Gate | None = None
         if options.checks is not None:
             self.gate = Gate(options.checks, launcher, self.pool, self.precompute_queue)
         timer = FullPrefillTimer(decoder, self.planner.times)
-        self.idle_work = IdleWork(self.precompute_queue, self.gate, graphs, timer)
+        self.idle_work = IdleWork(self.precompute_queue, self.gate, recordings, timer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
         self.admission = Admission(

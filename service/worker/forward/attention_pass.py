@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded_tensors import Given
+from service.worker.forward.recordings import Recordings
 from service.worker.kernels.cpu import prefill_attention
 from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
 from service.worker.kernels.cpu.prefill_attention import PassLayer
@@ -37,20 +36,22 @@ class AttentionPass:
     sight: Sight
     placer: KVPlacer
     arrived: Callable[[int], Steps[bool]]
-    graphs: PrefillGraphs | None = None
+    recordings: Recordings | None = None
 
     def run(self) -> Steps[Tensor]:
         """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
-        for at_once in (self._replayed, self._by_kernel):
-            if (scores := (yield from at_once())) is not None:
-                return scores
+        scores = None if self.recordings is None else (yield from self.recordings.scores(self))
+        if scores is None:
+            scores = yield from self._by_kernel()
+        if scores is not None:
+            return scores
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         by_layer: list[Tensor] = []
         x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
-            yield from self._place(layer)
+            yield from self.place(layer)
             rule, rope = decoder.rules[layer], decoder.ropes[layer]
             kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
@@ -82,34 +83,13 @@ class AttentionPass:
             yield None
         return torch.stack(by_layer)
 
-    def _replayed(self) -> Steps[Tensor | None]:
-        """Return the scores by recordings; None if there are none for such a pass."""
-        layout, m, n = self.layout, len(self.rows), self.layout.tokens
-        alike = None if self.graphs is None else self._same_weights()
-        if self.graphs is None or alike is None:
-            return None
-        stop, known = self.layers.stop, layout.on_host(self.rows)
-        shape = self.graphs.shape(m, 0, stop, tokens=n, scored=self.layers)
-        ids = layout.on_host(layout.ids)[known]
-        given = Given(rows=known, tokens=n, ids=ids, weights=alike)
-        with self.graphs.replay(shape, self.kv, given) as replay:
-            if replay is None:
-                return None
-            for group in replay.shape.groups:
-                for layer in group:
-                    yield from self._place(layer)
-                    self._count(layer)
-                replay.play(group)
-                yield None
-            return replay.scores(n)
-
     def _by_kernel(self) -> Steps[Tensor | None]:
         """Return the scores by a kernel for several layers at once; None if none takes such a
         pass."""
         decoder, rows, n, stop = self.decoder, self.rows, self.layout.tokens, self.layers.stop
         parts = [each for each in decoder.parts[:stop] if each is not None]
         plain = len(parts) == stop and all(rule is PLAIN for rule in decoder.rules[:stop])
-        weights = self._same_weights() if plain else None
+        weights = self.same_weights() if plain else None
         if weights is None or rows.device.type != "cpu":
             return None
         x = decoder.embed(self.layout.ids[rows])
@@ -126,7 +106,7 @@ class AttentionPass:
                     left = self.placer.left_to_kernel(layer)
                 rope, counts = decoder.ropes[layer], layer in self.layers
                 layers.append(PassLayer(parts[layer], *kv[layer], rope.cos, rope.sin, left, counts))
-                self._count(layer)
+                self.count(layer)
             scores = prefill_attention.run_pass(
                 layers, x, rows, row_weights=weights, positions=self.placer.positions,
                 scale=decoder.scale, ends=first + together >= stop,
@@ -135,11 +115,12 @@ class AttentionPass:
             yield None
         return torch.cat(by_layer)
 
-    def _place(self, layer: int) -> Steps[None]:
+    def place(self, layer: int) -> Steps[None]:
+        """Wait for stored KV of a layer, and put it in place."""
         if (yield from self.arrived(layer)):
             self.placer.place(layer)
 
-    def _same_weights(self) -> Tensor | None:
+    def same_weights(self) -> Tensor | None:
         """Return the rows' weights, if they are the same at all layers and all tokens are seen
         and scored."""
         layers = [self.weights(layer) for layer in self.layers]
@@ -148,7 +129,7 @@ class AttentionPass:
         sees_it = self.sight is EVERYTHING_CACHED and everything
         return weights if isinstance(weights, Tensor) and sees_it else None
 
-    def _count(self, layer: int) -> None:
+    def count(self, layer: int) -> None:
         """Count the work of a layer that scores and sees everything, if it scores."""
         m, pairs = len(self.rows), float(len(self.rows)) * self.layout.tokens
         self.flops.project(m)

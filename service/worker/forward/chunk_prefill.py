@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvstore import EncodedChunk, encode_chunk
-from service.worker.forward.kv_placement import KVPlacer, write_rows
+from service.worker.forward.kv_placement import kv_placer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
@@ -204,7 +204,7 @@ def chunk_rows(
     positions = torch.cat([chunk.positions for chunk in chunks])
     x = decoder.embed(torch.tensor(ids, device=device))
     last = decoder.layers - 1
-    with KVPlacer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
+    with kv_placer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
         for layer in range(decoder.layers):
             if before.tokens:
                 placer.place(layer)

@@ -2,15 +2,14 @@
 
 Projections and MLP run once over the batch. Attention reads every sequence's KV where it lies in
 the pool, so nothing is padded or copied, and a sequence's result does not depend on the other
-sequences of the batch. Only the numbers in one tensor change from step to step, so that on a GPU
-the operations can be recorded once and replayed (`service.worker.forward.batch_decoder`).
+sequences of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import linear_few_rows
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kernel_for
-from service.worker.kernels.gpu import ragged_attention_gpu
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
 from service.worker.model.decoder import DecoderModel
@@ -137,14 +136,36 @@ def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
     return decoder.logits(x, batch=True)
 
 
-def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
-    """Return whether a step runs entirely on a GPU, by operations that do not depend on numbers."""
-    if decoder.device.type != "cuda":
-        return False
-    if not all(rule.plain_weights for rule in decoder.rules):
-        return False
-    q = torch.empty(1, decoder.heads, decoder.head_dim, dtype=decoder.dtype, device=decoder.device)
-    return ragged_attention_gpu.supports(q, pool.k[0], decoder.heads // decoder.kv_heads)
+class BatchDecoder:
+    """Runs decode steps of sequences whose KV is in a pool, with and without LoRA adapters. Rows of
+    the base model are computed as if no others were there, so that an answer does not depend on
+    what else is decoded."""
+
+    def __init__(self, decoder: DecoderModel, pool: KVPool) -> None:
+        self._decoder = decoder
+        by_device = kernels_of(decoder.device).decode_steps(decoder, pool)
+        self._base_step = by_device or partial(decode_step, decoder)
+
+    def step(
+        self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """`decode_step`; the next step may overwrite what it returns."""
+        pairs = list(zip(sequences, drafts or [()] * len(sequences), strict=True))
+        base = [pair for pair in pairs if not pair[0].lora]
+        adapted = [pair for pair in pairs if pair[0].lora]
+        if not adapted:
+            return self._base_step(sequences, drafts)
+        logits = decode_step(self._decoder, *zip(*adapted, strict=True))
+        if not base:
+            return logits
+        base_logits = self._base_step(*zip(*base, strict=True))
+        rows = torch.tensor(
+            [bool(sequence.lora) for sequence, draft in pairs for _ in range(1 + len(draft))],
+            device=logits.device,
+        )
+        joined = logits.new_empty(len(rows), logits.shape[1])
+        joined[rows], joined[~rows] = logits, base_logits
+        return joined
 
 
 def kernel_weights(decoder: DecoderModel) -> DecoderWeights | None:
@@ -178,10 +199,12 @@ def _kernel(decoder: DecoderModel, pool: KVPool) -> Kernel | None:
 def _attend(decoder: DecoderModel, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
     """Return attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
-    group, rule = decoder.heads // decoder.kv_heads, decoder.rules[layer]
-    if rule.plain_weights and ragged_attention_gpu.supports(q, k, group):
-        return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, decoder.scale)
-    return _attend_one_by_one(q, k, v, runs, decoder.scale, rule)
+    rule, scale = decoder.rules[layer], decoder.scale
+    if rule.plain_weights:
+        attended = kernels_of(q.device).attend_runs(q, k, v, runs, batch.longest, scale)
+        if attended is not None:
+            return attended
+    return _attend_one_by_one(q, k, v, runs, scale, rule)
 
 
 def _attend_one_by_one(

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.attention_pass import AttentionPass
-from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep, opened
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded_runs import RecordedRuns
+from service.worker.forward.recordings import RecordedRuns, Recordings
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
@@ -35,7 +35,7 @@ from service.worker.methods.bases.dense import (
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
-from service.worker.methods.stored_kv import PlannedShift, Shift
+from service.worker.methods.stored_kv import Shift
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import FlopCount
 from service.worker.steps import Steps
@@ -74,7 +74,7 @@ def prefill(
     on_pass: OnPass | None = None,
     arrival: Arrival | None = None,
     progress: Progress | None = None,
-    graphs: PrefillGraphs | None = None,
+    recordings: Recordings | None = None,
 ) -> Steps[PrefillResult]:
     """Prefill the prompt of `layout` with `method`.
 
@@ -84,7 +84,7 @@ def prefill(
     """
     if decoder.device.type == "cpu":
         cached = [opened(segment) for segment in cached]
-    with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
+    with kv_placer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             decoder=decoder,
             layout=layout,
@@ -96,7 +96,7 @@ def prefill(
             on_pass=on_pass,
             arrival=arrival,
             progress=progress or Progress(),
-            graphs=graphs,
+            recordings=recordings,
         )
         return (yield from method.run(loop))
 
@@ -115,12 +115,12 @@ class PromptLoop:
     on_pass: OnPass | None
     arrival: Arrival | None
     progress: Progress
-    graphs: PrefillGraphs | None = None
-    _flops: FlopCount = field(init=False)
+    recordings: Recordings | None = None
+    flops: FlopCount = field(init=False)
     _placed: int = 0  # number of first layers at which all cached segments are in place
 
     def __post_init__(self) -> None:
-        self._flops = self.progress.flops = self.progress.flops or FlopCount(self.decoder)
+        self.flops = self.progress.flops = self.progress.flops or FlopCount(self.decoder)
 
     @property
     def num_layers(self) -> int:
@@ -139,14 +139,14 @@ class PromptLoop:
             decoder=self.decoder,
             layout=self.layout,
             kv=self.kv,
-            flops=self._flops,
+            flops=self.flops,
             rows=rows,
             layers=layers,
             weights=weights,
             sight=sight,
             placer=self.placer,
             arrived=self._arrived,
-            graphs=self.graphs,
+            recordings=self.recordings,
         )
         scores = yield from one_pass.run()
         if self.on_pass is not None:
@@ -168,7 +168,7 @@ class PromptLoop:
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
-        decoder, layout, progress, flops = self.decoder, self.layout, self.progress, self._flops
+        decoder, layout, progress, flops = self.decoder, self.layout, self.progress, self.flops
         n, last_layer = layout.tokens, decoder.layers - 1
         forced = layout.forced_rows
         rows = layout.union(rows, forced)
@@ -184,6 +184,7 @@ class PromptLoop:
         probes = method.probes(layout, rows, scores)
         shift: Shift | None = None
         recorded = self._recorded(method, rows, probes)
+        kernels = kernels_of(decoder.device)
         replay = (yield from recorded.run(0, rows)) if recorded and not layer else None
         if x is None and replay is None:
             x = decoder.embed(layout.ids if len(rows) == n else layout.ids[rows])
@@ -201,8 +202,8 @@ class PromptLoop:
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
             shifted = probes is not None and layer > 0
-            keep = (shifted or method.reads_replaced(layer)) and can_keep(k_all)
-            yield from self._make_ready(method, layer, placed=keep or len(rows) < n)
+            keep = (shifted or method.reads_replaced(layer)) and kernels.can_keep(k_all)
+            yield from self.make_ready(method, layer, placed=keep or len(rows) < n)
             projected = yield from project(decoder, layer, x, rows, (k_all, v_all), keep=keep)
             flops.project(len(rows))
             q = projected.q
@@ -248,7 +249,7 @@ class PromptLoop:
         flops.unembed(1)
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
-    def _make_ready(self, method: DenseMethod, layer: int, *, placed: bool) -> Steps[None]:
+    def make_ready(self, method: DenseMethod, layer: int, *, placed: bool) -> Steps[None]:
         """Wait for stored KV of a layer, where the method needs it, and put it in place."""
         if self.arrival is not None and layer >= max(method.layers_without_cache, self._placed):
             yield from self.arrival(layer)
@@ -259,21 +260,9 @@ class PromptLoop:
         self, method: DenseMethod, rows: Tensor, probes: Probes | None
     ) -> RecordedRuns | None:
         """Return what computes layers by recordings; None if no layer may be computed so."""
-        if self.graphs is None or self.capture is not None or self.eviction is not None:
+        if self.recordings is None or self.capture is not None or self.eviction is not None:
             return None
-        shift = None
-        if probes is not None:
-            shift = PlannedShift.of(self.layout, self.cached, rows, *probes)
-        return RecordedRuns(
-            graphs=self.graphs,
-            layout=self.layout,
-            kv=self.kv,
-            flops=self._flops,
-            method=method,
-            layers=self.decoder.layers,
-            shift=shift if shift is not None and shift.documents else None,
-            ready=lambda layer, placed: self._make_ready(method, layer, placed=placed),
-        )
+        return self.recordings.of_prompt(self, method, rows, probes)
 
     def _view(
         self,
@@ -295,7 +284,7 @@ class PromptLoop:
             scale=self.decoder.scale,
             rule=self.decoder.rules[layer],
             rope=self.decoder.ropes[layer],
-            flops=self._flops,
+            flops=self.flops,
             attention_scores=scores,
             memo=memo,
         )
@@ -306,7 +295,7 @@ class PromptLoop:
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
-            result, rows=kept[result.rows], flops=self._flops.total + result.flops, kept_ids=kept
+            result, rows=kept[result.rows], flops=self.flops.total + result.flops, kept_ids=kept
         )
 
 

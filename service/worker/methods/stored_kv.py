@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from service.worker.device_copies import to_device
 from service.worker.kernels.cpu import rotation
-from service.worker.kernels.gpu import shift_gpu
-from service.worker.kernels.gpu.shift_gpu import ShiftPlan
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment, LayerView
 
@@ -45,7 +45,7 @@ class PlannedShift:
         computed: Tensor,
         probes: Tensor,
         weight: Tensor | float,
-    ) -> PlannedShift:
+    ) -> Self:
         """Plan a shift by `probes`, ascending document rows `[p]`, of the rows that are not
         `computed` `[m]`, both known in host memory."""
         computed, probes = layout.on_host(computed), layout.on_host(probes)
@@ -77,12 +77,6 @@ class PlannedShift:
         """All probes, by their numbers in their documents `[p]`."""
         return torch.cat([document.tokens for document in self.documents])
 
-    @cached_property
-    def lines(self) -> Tensor:
-        """The programs of the kernel that shifts on a GPU `[programs, 4]`."""
-        spans = [document.span for document in self.documents]
-        return shift_gpu.programs(spans, [len(document.tokens) for document in self.documents])
-
 
 @dataclass(frozen=True)
 class Shift:
@@ -99,7 +93,8 @@ class Shift:
     document_of: Tensor  # number of each row's document; any where the weight is 0 `[rows]`
     weights: Tensor  # of each row, 0 for those that are computed or of no such document `[rows]`
     positions: Tensor  # of these rows `[rows]`
-    plan: ShiftPlan | None  # of the kernel that does it on a GPU; None elsewhere
+    # what does it where the device has kernels for it and what was replaced is kept
+    on_device: Callable[..., None] | None
     by_kernel: bool  # whether kernels on a CPU do it
 
     @classmethod
@@ -115,11 +110,11 @@ class Shift:
         rows = slice(documents[0].span.start, documents[-1].span.stop)
         given = weights[rows] if isinstance(weights, Tensor) else torch.tensor(weights)
         each = to_device(planned.moved[rows], device) * given.to(view.k.dtype)
-        plan = None
-        if view.replaced is not None and shift_gpu.supports(view.k):
-            plan = ShiftPlan.of(planned.lines, planned.places, each, rows.start, device)
+        on_device = None
+        if view.replaced is not None:
+            on_device = kernels_of(device).plan_shift(view, planned, each, rows.start)
         counts = [len(document.tokens) for document in documents]
-        stored = [] if plan else [_layer_of(view, document) for document in documents]
+        stored = [] if on_device else [_layer_of(view, document) for document in documents]
         document_of = torch.zeros(rows.stop - rows.start, dtype=torch.int64)
         for number, document in enumerate(documents):
             document_of[document.span.start - rows.start : document.span.stop - rows.start] = number
@@ -133,19 +128,15 @@ class Shift:
             to_device(document_of, device),
             each,
             layout.all_rows[rows],
-            plan,
-            plan is None
+            on_device,
+            on_device is None
             and rotation.supports_shift(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
         """Shift the keys (by a mean that is taken before RoPE) and values of a layer in place."""
-        if self.plan is not None and view.replaced is not None:
-            old_k, old_v, rope = view.replaced
-            shift_gpu.shift(
-                self.plan, view.k, view.v, (view.fresh_k, view.fresh_v), (old_k, old_v), view.rows,
-                cos=rope.cos, sin=rope.sin, keys=keys, values=values,
-            )  # fmt: skip
+        if self.on_device is not None and view.replaced is not None:
+            self.on_device(view, keys=keys, values=values)
             return
         stored = [_layer_of(view, document) for document in self.documents]
         if self.by_kernel:
@@ -208,12 +199,9 @@ def _averages(counts: Sequence[int]) -> Tensor:
 
 def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
     """Return squared distance between fresh and stored KV at every token of a layer."""
-    if view.k.device.type == "cuda":
-        if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
-            gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
-            # Where nothing is stored, anything may have stood.
-            return torch.where(_stored(view), gap, 0.0)
-        return _in_one_pass(view, keys=keys, values=values)
+    on_device = kernels_of(view.k.device).squared_deviation(view, keys=keys, values=values)
+    if on_device is not None:
+        return on_device
     # Index of every token's row in `view.rows`, -1 for tokens that are not computed here.
     row_of_token = torch.full((view.layout.tokens,), -1, device=view.rows.device)
     row_of_token[view.rows] = torch.arange(len(view.rows), device=view.rows.device)
@@ -230,39 +218,6 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
     return deviation
-
-
-def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
-    """`squared_deviation` on a GPU, of all segments together, without waiting for it."""
-    layout, every = view.layout, len(view.rows) == view.layout.tokens
-    deviation = torch.zeros(layout.tokens, device=view.k.device)
-    segments = [
-        (segment, stored.layer(view.layer))
-        for segment, stored in zip(layout.segments, view.cached, strict=True)
-        if stored is not None and not segment.uncached and segment.tokens
-    ]
-    for number, fresh in enumerate((view.fresh_k, view.fresh_v)):
-        if not (keys, values)[number]:
-            continue
-        shape = layout.tokens, *fresh.shape[1:]
-        old = torch.zeros(shape, dtype=fresh.dtype, device=fresh.device)
-        for segment, stored in segments:
-            old[segment.start : segment.end].copy_(stored[number], non_blocking=True)
-        gap = (fresh.float() - (old if every else old[view.rows])).square().sum((1, 2))
-        deviation = deviation + gap if every else deviation.index_add(0, view.rows, gap)
-    return torch.where(_stored(view), deviation, 0.0)
-
-
-def _stored(view: LayerView) -> Tensor:
-    """Return whether KV is stored of each token of the prompt `[n]`."""
-
-    def make() -> Tensor:
-        found = torch.zeros(view.layout.tokens, dtype=torch.bool)
-        for segment, stored in zip(view.layout.segments, view.cached, strict=True):
-            found[segment.start : segment.end] = stored is not None and not segment.uncached
-        return found
-
-    return view.layout.once("whether KV is stored", make)
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
-from service.worker.kernels.gpu import attention_scores_gpu, index_causal_attention
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.model.model_facts import PLAIN, AttentionRule
 
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
@@ -81,8 +81,10 @@ def attend_rows(
     if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(m, heads * d).to(dtype)
-    if key_rows is None and index_causal_attention.supports(q, d):
-        return index_causal_attention.attend(q, k, v, rows, scale)
+    if key_rows is None:
+        attended = kernels_of(q.device).attend(q, k, v, rows, scale)
+        if attended is not None:
+            return attended
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
     for a, b, unmasked, seen in _tiles(rows, index):
@@ -117,9 +119,10 @@ def attend_with_scores(
         return prefill_attention.attend_with_scores(
             q, k, v, counts, row_weights=scoring, scale=scale
         )
-    everything = not differs and key_rows is None
-    if isinstance(scoring, Tensor) and everything and attention_scores_gpu.supports(q, q.shape[2]):
-        return attention_scores_gpu.attend_with_scores(q, k, v, rows, scoring, scale)
+    if isinstance(scoring, Tensor) and not differs and key_rows is None:
+        found = kernels_of(q.device).attend_with_scores(q, k, v, rows, scoring, scale)
+        if found is not None:
+            return found
     scores: Tensor | None = None
     attended = []
     for a in range(0, len(rows), ROW_TILE):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear, decode_step
 from service.worker.kernels.cpu.decode_step import LayerParts
-from service.worker.kernels.gpu import residual_norm_gpu, silu_product_gpu
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.model_facts import PLAIN, AttentionRule
 from service.worker.model.projection import (
@@ -27,7 +27,6 @@ from service.worker.model.projection import (
     Projection,
     QuantisedProjection,
     fuse,
-    is_plain,
     layer_weights,
     norm,
 )
@@ -192,18 +191,15 @@ class DecoderModel:
         if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
             both = gate_up.stored, down.stored
             return (yield from cpu_linear.quantised_gated_mlp(x, *both, activation, batch=batch))
-        silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
+        if getattr(self.config, "hidden_act", None) in ("silu", "swish"):
+            activation = F.silu  # the function itself, by which kernels recognise it
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
-            # The function itself, by which a kernel that computes silu recognises it.
-            parts = (x, gate, up, weights[1], F.silu if silu else activation)
+            parts = (x, gate, up, weights[1], activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
-        inner = gate_up(x, batch=batch)
-        if silu and silu_product_gpu.supports(inner):
-            return down(silu_product_gpu.silu_product(inner), batch=batch)
-        gate, up = inner.chunk(2, dim=-1)
-        return down(activation(gate).mul_(up), batch=batch)
+        inner = kernels_of(x.device).multiply_gated(gate_up(x, batch=batch), activation)
+        return down(inner, batch=batch)
 
     # -- LoRA adapters ----------------------------------------------------------------------------
 
@@ -270,12 +266,9 @@ class DecoderModel:
 
     def _after_attention(self, block: Any, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """Return the hidden state with attention added, and what the MLP computes of it."""
-        if type(self).mlp_input is DecoderModel.mlp_input and residual_norm_gpu.supports(x):
-            module = block.post_attention_layernorm
-            if is_plain(module):
-                return residual_norm_gpu.add_and_normalise(
-                    x, added, module.weight, module.variance_epsilon
-                )
+        if type(self).mlp_input is DecoderModel.mlp_input:
+            kernels = kernels_of(x.device)
+            return kernels.add_and_normalise(block.post_attention_layernorm, x, added)
         x = x + added
         return x, self.mlp_input(block, x)
 

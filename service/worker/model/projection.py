@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import LayerWeights
 from service.worker.kernels.cpu.weight import Weight, quantised, zeros_in_huge_pages
-from service.worker.kernels.gpu import residual_norm_gpu
+from service.worker.kernels.device_kernels import kernels_of
 
 BITS = {"int8": 8, "int4": 4}
 """By the setting `quantize`."""
@@ -190,12 +190,7 @@ FOR_KERNELS = (DenseProjection, QuantisedProjection)
 
 def norm(module: Any, x: Tensor) -> Tensor:
     """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module."""
-    if is_plain(module) and residual_norm_gpu.supports(x):
-        return residual_norm_gpu.normalise(x, module.weight, module.variance_epsilon)
-    if is_plain(module) and x.device.type == "cuda":
-        return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
-    normed: Tensor = module(x)
-    return normed
+    return kernels_of(x.device).normalise(module, x)
 
 
 def is_plain(module: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.kernels.cpu import rotation
-from service.worker.kernels.gpu import rotation_gpu
+from service.worker.kernels.device_kernels import kernels_of
 from service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROPE_TYPES
 
 
@@ -57,9 +57,9 @@ class RotaryTable:
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """Rotate x `[rows, heads, head_dim]` to `positions` `[rows]`, into `out` if it is given."""
-        if out is None and rotation_gpu.supports(x):
-            return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
+            if (rotated := kernels_of(x.device).rotate(self, x, positions)) is not None:
+                return rotated
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if rotation.supports(x, positions, out):
             return rotation.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)

@@ -14,7 +14,7 @@ from functools import partial
 
 from kvstore import BlocksOutcome
 from service.worker.forward.prefill import Progress, prefill
-from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recordings import Recordings
 from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
@@ -43,7 +43,7 @@ class PrefillLauncher:
     facts: ModelFacts
     loads: PromptLoads
     missing: MissingChunks  # computes chunks by themselves that are not stored, and stores them
-    graphs: PrefillGraphs | None = None  # recorded layers of the decoder; None: nothing is recorded
+    recordings: Recordings | None = None  # layers of the decoder; None: nothing is recorded
 
     def reserved_tokens(self, sequence: EngineSequence) -> int:
         """Return the tokens of KV that a `loaded` sequence needs from the pool until its end;
@@ -134,7 +134,7 @@ class PrefillLauncher:
                         on_pass=None if trace is None else trace.on_pass,
                         arrival=partial(self.loads.arrival, waiting),
                         progress=progress,
-                        graphs=self.graphs if decoder is self.decoder else None,
+                        recordings=self.recordings if decoder is self.decoder else None,
                     )
                 )
             except SegmentLost:

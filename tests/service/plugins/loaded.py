@@ -11,6 +11,7 @@ from service.gateway.documents.parsing import file_kinds
 from service.gateway.http.routes import pages
 from service.plugins import VARIABLE, manager
 from service.settings import loading
+from service.worker.kernels import device_kernels
 from service.worker.methods import registry
 
 
@@ -26,6 +27,7 @@ def forget_plugins() -> None:
         file_kinds.suffixes_in_folders,
         pages.console_page,
         registry._of_plugins,
+        device_kernels.kernels_of,
     ):
         cached.cache_clear()
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from service.messages.requests import ChunkTokens, Method
-from service.worker.forward.batch_decoder import BatchDecoder
-from service.worker.forward.decode import decode_step
+from service.worker.forward.decode import BatchDecoder, decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.families import decoder_for
 from service.worker.sampling.draft import MOST_SKIPPED, Drafter

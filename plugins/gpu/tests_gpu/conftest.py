@@ -1,0 +1,3 @@
+from tests.service.worker.conftest import model, no_gradients, one_thread
+
+__all__ = ["model", "no_gradients", "one_thread"]

@@ -1,1 +1,0 @@
-"""GPU kernels in Triton, checked once per device against torch before their first use."""
