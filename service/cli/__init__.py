@@ -1,7 +1,7 @@
-"""The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | model | …`.
+"""The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | …`.
 
-`serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
-and the other commands ask a running service through kvstitch.client.
+`serve` runs the service, `keys` works on its data folder, and most other commands ask a running
+service through kvstitch.client.
 Each command with its arguments is in a file of its own.
 """
 
@@ -25,7 +25,6 @@ from service.cli import (
     serve,
     status,
 )
-from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
 from service.cli.options import DEFAULT_URL, WrongArgument, as_command_error
 from service.cli.output import report_error
@@ -96,7 +95,6 @@ def parser() -> argparse.ArgumentParser:
         ("encryption", "keys of what is stored: rotate, delete", encryption.add_arguments),
         ("status", "show how a running service is", status.add_arguments),
         ("config", "show and check the settings", configuration.add_arguments),
-        ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),
     ):
         add_arguments(commands.add_parser(name, help=help))

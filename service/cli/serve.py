@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from service.cli.options import add_settings, settings_of
-from service.errors import InvalidSetting, KvstitchError
+from service.errors import InvalidSetting, KvstitchError, ModelRefused
 from service.settings import Settings, unknown_variables
 from service.settings.calibration import calibrated
 from service.shared import logs, resources
@@ -98,25 +98,48 @@ def _say(settings: Settings, text: str, level: int = logging.INFO) -> None:
 
 def _model_folder(settings: Settings) -> Path:
     """Return the folder of a model whose config.json says that it can be served."""
-    from service.cli.doctor import model
     from service.gateway.data_folder import UMASK
     from service.models import prepare_model
+    from service.worker.model.folder_checks import config_fault, read_config
 
     os.umask(UMASK)  # the worker inherits it
     folder = prepare_model(settings)
-    model.require_config(folder, settings)
+    how = {"device": settings.device, "quantize": settings.quantize}
+    try:
+        fault = config_fault(folder, read_config(folder), **how)
+    except (ValueError, OSError) as error:
+        raise ModelRefused(
+            f"{folder}/config.json cannot be read: {error}: copy the model folder again"
+        ) from error
+    if fault is not None:
+        raise ModelRefused(f"{fault.problem}: {fault.remedy}")
     return folder
+
+
+def _require_loadable(folder: Path, settings: Settings) -> None:
+    """Raise ModelRefused where weights or adapters cannot be loaded, without loading them: before
+    gigabytes are loaded, and loaded again because the worker has died of them."""
+    from service.worker.model import lora_folder
+    from service.worker.model.folder_checks import weights_fault
+
+    fault = None if settings.worker_addresses else weights_fault(folder)
+    if fault is not None:
+        raise ModelRefused(f"{fault.problem}: {fault.remedy}")
+    for name, lora in settings.loras.items():
+        try:
+            lora_folder.read_config(lora)
+            lora_folder.tensor_names(lora)
+        except lora_folder.LoraRefused as error:
+            raise ModelRefused(f"{name}: {error.fault.problem}: {error.fault.remedy}") from error
 
 
 def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | None:
     """Serve until a signal or a failure; return why it failed."""
     folder = _model_folder(settings)  # before the gateway is imported, which takes longer
-    from service.cli.doctor import model
     from service.gateway.composition import Gateway
     from service.gateway.server import listen, serve
 
-    # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
-    model.require_loadable(folder, settings)
+    _require_loadable(folder, settings)
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
@@ -173,13 +196,11 @@ class PreparedWorker:
 
 def _become_worker(settings: Settings, address: str) -> NoReturn:
     """Replace this process by the worker process, which reads its settings from standard input."""
-    from service.cli.doctor import model
-
     require_secret(address, settings.fleet_secret)
     if settings.workers > 1:
         raise InvalidSetting("workers (KVSTITCH_WORKERS) is for `serve`: start one for each")
     folder = _model_folder(settings)
-    model.require_loadable(folder, settings)
+    _require_loadable(folder, settings)
     made = PreparedWorker.of(settings, folder).at(address)
     kv = made.kv_dir or "memory"
     _say(settings, f"a worker of {made.model} is starting at {made.address}; KV in {kv}")

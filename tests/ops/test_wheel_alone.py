@@ -83,7 +83,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_its_command_starts(programs: Path, tmp_path: Path) -> None:
     said = run([programs / "kvstitch", "--help"], tmp_path)
-    assert all(command in said for command in (b"serve", b"ingest", b"doctor"))
+    assert all(command in said for command in (b"serve", b"ingest", b"keys"))
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from encryption.keyring import Keyring
-from service.cli.doctor.connections import check_tiers
+from kvstitch_doctor.connections import check_tiers
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.answers.response import SOURCE_OF_TIER
 from service.plugins import VARIABLE, tiers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from encryption.keyring import Keyring
-from service.cli.doctor.connections import check_tiers
+from kvstitch_doctor.connections import check_tiers
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting
 from service.plugins import manager

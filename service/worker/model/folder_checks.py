@@ -37,6 +37,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _json_object(folder / "config.json")
 
 
+def config_fault(
+    folder: Path, config: dict[str, Any], *, device: str, quantize: str
+) -> FolderFault | None:
+    """Return why a model of this config.json cannot be served, None if it can."""
+    return (
+        family_fault(folder, config)
+        or rope_fault(folder, config)
+        or quantisation_fault(folder, config, device=device, quantize=quantize)
+    )
+
+
 def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
     """Return whether the model's family is not served, and if its kind is the reason, why."""
     family = str(config.get("model_type"))

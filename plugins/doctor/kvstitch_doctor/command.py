@@ -14,8 +14,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.text import Text
 
+import service
+from kvstitch_doctor.findings import Finding, fail, ok, warn
 from service import __version__
-from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.options import add_client_options, add_settings, client, settings_of
 from service.cli.output import console, emit, plain, table
 from service.errors import KvstitchError
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Here, because every command imports this module.
-    from service.cli.doctor import connections, data_folder, model
+    from kvstitch_doctor import connections, data_folder, model
 
     yield from _check_packages()
     try:
@@ -91,7 +92,7 @@ def _show(findings: list[Finding]) -> None:
 
 def _check_packages() -> Iterator[Finding]:
     """Check the requirements of this checkout, or else of the installed package, without extras."""
-    project = Path(__file__).parents[3] / "pyproject.toml"
+    project = Path(service.__file__).parents[1] / "pyproject.toml"
     try:
         if project.is_file():
             texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]

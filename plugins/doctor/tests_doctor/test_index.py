@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvstitch_doctor.data_folder import check_index
 from retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
-from service.cli.doctor.data_folder import check_index
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.http_endpoint import endpoint

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstitch_doctor.findings import Finding, fail, ok, warn
 from retriever import EndpointEmbedder
 from retriever.catalog.tables import SCHEMA
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import RetrieverError
-from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
 

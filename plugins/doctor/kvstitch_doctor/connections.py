@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import redis
 
 from kvstitch.client import Client, errors
+from kvstitch_doctor.data_folder import served_by
+from kvstitch_doctor.findings import Finding, fail, ok, warn
 from service import __version__
-from service.cli.doctor import Finding, fail, ok, warn
-from service.cli.doctor.data_folder import served_by
 from service.cli.output import size
 from service.errors import KvstitchError
 from service.gateway.auth.keys import StoredKey

@@ -1,4 +1,4 @@
-"""The checks of `kvstitch doctor`, one file per subject, and what a check finds."""
+"""What a check finds."""
 
 from __future__ import annotations
 

@@ -7,60 +7,34 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.cli.doctor import Finding, fail, ok, warn
+from kvstitch_doctor.findings import Finding, fail, ok, warn
 from service.cli.output import size
-from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.errors import InvalidSetting, KvstitchError
 from service.models import find_model, source_of
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint, resources
 from service.shared.worker_settings import MIB
 from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
+    config_fault,
     facts,
-    family_fault,
-    quantisation_fault,
     read_config,
-    rope_fault,
     weights_fault,
 )
 
 
 def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     """Whether a model of this config.json can be served, and what is known of it."""
-    fault = family_fault(folder, config) or rope_fault(folder, config)
-    if fault := fault or quantisation_fault(
-        folder, config, device=settings.device, quantize=settings.quantize
-    ):
+    how = {"device": settings.device, "quantize": settings.quantize}
+    if fault := config_fault(folder, config, **how):
         yield fail("model", fault.problem, fault.remedy)
         return
     own = " (the demo model)" if folder == demo_model() else ""
     yield ok("model", f"{folder}{own}: {', '.join(facts(config))}")
-
-
-def require_config(folder: Path, settings: Settings) -> None:
-    """Raise ModelRefused for a model whose config.json says that it cannot be served."""
-    try:
-        _refuse(_config(folder, read_config(folder), settings))
-    except (ValueError, OSError) as error:
-        raise ModelRefused(
-            f"{folder}/config.json cannot be read: {error}: copy the model folder again"
-        ) from error
-
-
-def require_loadable(folder: Path, settings: Settings) -> None:
-    """Raise ModelRefused where weights or adapters cannot be loaded, without loading them."""
-    _refuse(chain(_weights(folder, settings), check_loras(settings)))
-
-
-def _refuse(found: Iterable[Finding]) -> None:
-    for finding in found:
-        if finding.level == "fail":
-            raise ModelRefused(f"{finding.message}: {finding.remedy}")
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:

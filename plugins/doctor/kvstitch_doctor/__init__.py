@@ -1,0 +1,18 @@
+"""`kvstitch doctor`: looks for what is wrong, and says what to do; a file for each subject."""
+
+from __future__ import annotations
+
+import argparse
+
+from service.plugins import Verb, hookimpl
+
+
+@hookimpl
+def command_line_verbs() -> list[Verb]:
+    return [Verb("doctor", "look for what is wrong, and say what to do", _add_arguments)]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    from kvstitch_doctor.command import add_arguments
+
+    add_arguments(parser)
