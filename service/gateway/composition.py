@@ -305,15 +305,12 @@ class Gateway:
         self.failure = self.failure or reason
 
     def _rate_counters(self) -> RateCounters:
-        if not self.settings.counters_url:
-            return RateCounters()
-        from service.gateway.auth.redis_counters import RedisCounters
-
-        return RedisCounters(
-            self.settings.counters_url,
-            lambda: self.settings.tenant_secret or self._databases.tenants_secret(),
-            self.metrics,
+        shared: RateCounters | None = hooks().rate_counters(
+            settings=self.settings,
+            secret=lambda: self.settings.tenant_secret or self._databases.tenants_secret(),
+            metrics=self.metrics,
         )
+        return shared or RateCounters()
 
     async def _watch_keys(self, keys: TenantKeys) -> None:
         """Follow what the command line and other gateways do to the keys of tenants."""

@@ -7,7 +7,7 @@ a thing is first asked for, so a hook declares and does not work. kinds.py says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
@@ -115,6 +115,12 @@ def identity_provider(settings: Any) -> IdentityProvider | None:
     Raises:
         InvalidSetting: They cannot be used.
     """
+
+
+@hookspec(firstresult=True)
+def rate_counters(settings: Any, secret: Callable[[], str], metrics: Any) -> Any:
+    """Return what counts rates for all gateways together, the `RateCounters` of quotas.py; None
+    where the settings ask for none. `secret` blocks, and hides names of tenants and keys."""
 
 
 @hookspec

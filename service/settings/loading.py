@@ -181,6 +181,7 @@ def _ours(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 # Settings that nobody may set in vain, by the plugin without which they have no effect.
 _NEVER_IGNORED = {
     "kvstitch-audit": re.compile(r"audit(_\w+)?"),
+    "kvstitch-counters": re.compile(r"counters_url"),
     "kvstitch-oidc": re.compile(r"oidc_\w+"),
     "kvstitch-pgvector": re.compile(r"vectors"),
     "kvstitch-s3": re.compile(r"s3_\w+"),

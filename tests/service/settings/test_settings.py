@@ -38,7 +38,6 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'int2', 'int4'"),
         ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
         ("redis_url", "localhost:6379", "must start with redis://"),
-        ("counters_url", "redis://counters:6379", "set database or tenant_secret"),
         ("write_tiers", "ssd,tape", "there is no tier 'tape'; besides memory: ssd"),
         ("embedder_url", "localhost:8080", "must start with http://"),
         ("reranker_url", "localhost:8080", "must start with http://"),

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import redis
 
+from kvstitch_counters import redis_counters
+from kvstitch_counters.redis_counters import RedisCounters
 from service.errors import InvalidSetting
-from service.gateway.auth import redis_counters
 from service.gateway.auth.quotas import MAX_BUCKETS, Limits, Rate, RateCounters
-from service.gateway.auth.redis_counters import RedisCounters
 from service.gateway.prometheus import GatewayMetrics
 from service.settings import load
 from tests.redis_cluster import redis_cluster

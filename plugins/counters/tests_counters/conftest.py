@@ -1,0 +1,3 @@
+from tests.service.gateway.conftest import folder, rig
+
+__all__ = ["folder", "rig"]
