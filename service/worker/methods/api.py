@@ -25,7 +25,7 @@ from service.worker.methods.bases.fusion import (
     share_of,
 )
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult
-from service.worker.methods.scores import apportion, max_pool, mean_pool, stable_topk
+from service.worker.methods.scores import apportion, exact, max_pool, mean_pool, stable_topk
 from service.worker.methods.selection import SketchedDocument, SparsePlan, fixed_tokens
 from service.worker.methods.sketch import BlockGrid, Sketch
 from service.worker.methods.stored_kv import Shift, squared_deviation
@@ -39,6 +39,6 @@ __all__ = [
     "PromptAttention", "PromptLayout", "PromptShape", "Reads", "RowWeights", "Segment", "Shift",
     "Sight", "Sketch", "SketchedDocument", "SketchedPrompt", "SparseLoop", "SparseMethod",
     "SparsePlan", "Steps", "TwoPassMethod", "apportion", "attend_with_scores",
-    "attention_probabilities", "dense_phases", "fixed_tokens", "floor_share", "max_pool",
+    "attention_probabilities", "dense_phases", "exact", "fixed_tokens", "floor_share", "max_pool",
     "mean_pool", "parameter", "share_of", "squared_deviation", "stable_topk", "union",
 ]  # fmt: skip

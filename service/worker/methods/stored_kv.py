@@ -218,13 +218,3 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
     return deviation
-
-
-def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Return squared lengths `[n]` fp32 of stored keys, or values, over heads and channels."""
-    norm = torch.zeros(view.layout.tokens, device=view.rows.device)
-    for segment, stored in zip(view.layout.segments, view.cached, strict=True):
-        if stored is not None and not segment.uncached and segment.tokens:
-            old = stored.layer(view.layer)[0 if keys else 1].to(norm.device).float()
-            norm[segment.start : segment.end] = old.square().sum((1, 2))
-    return norm

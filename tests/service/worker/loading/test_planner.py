@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvstitch_methods.fusion.prophetkv import Method as ProphetKV
 from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
 from service.worker.loading.cost_model import (
@@ -28,7 +29,6 @@ from service.worker.loading.planner import LATE_FACTOR, MOST_RATIO, Planner
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.prophetkv import Method as ProphetKV
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from service.worker.model.model_facts import FlopCount
 from tests.service.worker.engines import DOCUMENTS, PIE, rig

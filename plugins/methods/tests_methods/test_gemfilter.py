@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstitch_methods.eviction.gemfilter import Method as GemFilter
 from service.errors import InvalidRequest
 from service.messages.requests import Method as Named
-from service.worker.methods.eviction.gemfilter import Method as GemFilter
 from service.worker.methods.registry import make_eviction, make_fusion
 from service.worker.model.model_facts import FlopCount, ModelFacts, full_prefill
 from tests.references.eviction import Region, gemfilter, last_row_logits

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import mean_pool, stable_topk
-from service.worker.model.model_facts import ModelFacts
+from service.worker.methods.api import (
+    EvictionMethod,
+    InvalidRequest,
+    LayerView,
+    ModelFacts,
+    PromptAttention,
+    PromptLayout,
+    mean_pool,
+    parameter,
+    stable_topk,
+)
 
 # The paper's choice for Llama 3.1 8B: layer 13 of 32.
 DEFAULT_DEPTH = 13 / 32

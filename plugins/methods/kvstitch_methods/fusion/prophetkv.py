@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import QuestionRankedMethod, Sight
+from kvstitch_methods.fusion.question_ranked import QuestionRankedMethod
+from service.worker.methods.api import PromptLayout, Sight, parameter
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import exact, max_pool, stable_topk
+from service.worker.methods.api import (
+    EvictionMethod,
+    LayerView,
+    PromptAttention,
+    PromptLayout,
+    exact,
+    max_pool,
+    parameter,
+    stable_topk,
+)
 
 POOL_KERNEL = 7
 

@@ -15,13 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout, union
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import PromptShape, floor_share
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import stable_topk
-from service.worker.methods.stored_kv import Shift, squared_deviation, squared_norm
+from service.worker.methods.api import (
+    DenseMethod,
+    LayerView,
+    PromptLayout,
+    PromptShape,
+    Shift,
+    floor_share,
+    parameter,
+    squared_deviation,
+    stable_topk,
+    union,
+)
 
 CHECK_LAYER = 1
 
@@ -96,3 +101,13 @@ def _relative(view: LayerView, *, keys: bool) -> Tensor:
     gap = squared_deviation(view, keys=keys, values=not keys)
     stored = squared_norm(view, keys=keys)
     return torch.where(stored > 0, gap / stored, 0.0).sqrt()
+
+
+def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
+    """Return squared lengths `[n]` fp32 of stored keys, or values, over heads and channels."""
+    norm = torch.zeros(view.layout.tokens, device=view.rows.device)
+    for segment, stored in zip(view.layout.segments, view.cached, strict=True):
+        if stored is not None and not segment.uncached and segment.tokens:
+            old = stored.layer(view.layer)[0 if keys else 1].to(norm.device).float()
+            norm[segment.start : segment.end] = old.square().sum((1, 2))
+    return norm

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.dense import QuestionRankedMethod, last_layers
+from kvstitch_methods.fusion.question_ranked import QuestionRankedMethod, last_layers
+from service.worker.methods.api import parameter
 
 LAYERS = 4
 

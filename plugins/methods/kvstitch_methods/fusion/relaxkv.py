@@ -14,13 +14,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout, union
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop, TwoPassMethod
-from service.worker.methods.bases.fusion import Phase, PromptShape, floor_share
-from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.methods.scores import stable_topk
-from service.worker.steps import Steps
+from service.worker.methods.api import (
+    DenseMethod,
+    LayerLoop,
+    LayerView,
+    Phase,
+    PrefillResult,
+    PromptLayout,
+    PromptShape,
+    Steps,
+    TwoPassMethod,
+    floor_share,
+    parameter,
+    stable_topk,
+    union,
+)
 
 OTHERS = 0.18
 """How much of each later layer's choice is new, for the planner: measured on SmolLM2."""

@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
-from service.worker.methods.bases.dense import DenseMethod, last_layers
-from service.worker.methods.fusion.agentkvshift import Method as AgentKVShift
-from service.worker.methods.fusion.fusionrag import Method as FusionRAG
-from service.worker.methods.fusion.infoflow import Method as InfoFlow
+from kvstitch_methods.fusion.agentkvshift import Method as AgentKVShift
+from kvstitch_methods.fusion.fusionrag import Method as FusionRAG
+from kvstitch_methods.fusion.infoflow import Method as InfoFlow
+from kvstitch_methods.fusion.prophetkv import Method as ProphetKV
+from kvstitch_methods.fusion.question_ranked import last_layers
+from kvstitch_methods.fusion.relaxkv import Method as RelaxKV
+from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.prophetkv import Method as ProphetKV
-from service.worker.methods.fusion.relaxkv import Method as RelaxKV
 from service.worker.methods.layer_view import LayerView
-from tests.references.question_ranked import (
+from tests.service.worker.methods.fusion.rows import document_rows
+from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
+from tests_methods.question_ranked_reference import (
     agentkvshift,
     document_share,
     question_mass,
     ranked_rows,
     relaxkv,
 )
-from tests.service.worker.methods.fusion.rows import document_rows
-from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
 pytestmark = pytest.mark.exhaustive
 

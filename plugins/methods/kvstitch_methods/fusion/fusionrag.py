@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.dense import QuestionRankedMethod
+from kvstitch_methods.fusion.question_ranked import QuestionRankedMethod
+from service.worker.methods.api import parameter
 
 
 @dataclass(frozen=True)
