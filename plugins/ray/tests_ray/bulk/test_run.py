@@ -17,14 +17,14 @@ from kvstitch_ray.bulk.run import run_of
 from kvstitch_ray.bulk.sources import LocalSource
 from kvstore import chunk_file_bytes, encode_chunk
 from service.errors import InvalidSetting
-from service.settings import Settings, demo_model
+from service.settings import demo_model, load
 from tests.service.gateway.model_folders import make_folder
 
 DATABASE = "postgresql://user@here/one"
 
 
 def run_id(folder: Path, given: str = "/input", **settings: Any) -> str:
-    made = Settings(database=DATABASE, redis_url="redis://user:one@cache:6379/0", **settings)
+    made = load(database=DATABASE, redis_url="redis://user:one@cache:6379/0", **settings)
     return run_of(made, folder, Order(given)).run_id
 
 
@@ -44,7 +44,7 @@ def test_the_same_command_is_the_same_run(tmp_path: Path) -> None:
 
 def test_a_password_is_no_part_of_the_run(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
-    other = Settings(database=DATABASE, redis_url="redis://user:two@cache:6379/0")
+    other = load(database=DATABASE, redis_url="redis://user:two@cache:6379/0")
     found = run_of(other, folder, Order("/input"))
     assert found.run_id == run_id(folder)
 
@@ -54,7 +54,7 @@ def test_a_dry_run_counts_what_the_tiers_would_take(tmp_path: Path) -> None:
     shutil.copyfile(demo_model() / "config.json", folder / "config.json")
     rows = [json.dumps({"doc_id": f"d{n}", "text": "Ten letters. " * 30}) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{"]))
-    settings = Settings(chunk_tokens=64, data_dir=tmp_path)
+    settings = load(chunk_tokens=64, data_dir=tmp_path)
     found = estimate(
         LocalSource(tmp_path / "rows.jsonl"), settings, folder, collection="c", range_documents=3
     )
@@ -69,7 +69,7 @@ def test_a_dry_run_counts_what_the_tiers_would_take(tmp_path: Path) -> None:
 def test_bytes_are_those_of_a_chunk(tmp_path: Path) -> None:
     import torch
 
-    spec = spec_of(demo_model(), Settings(data_dir=tmp_path))(70)
+    spec = spec_of(demo_model(), load(data_dir=tmp_path))(70)
     k, v = (torch.zeros(spec.layers, *spec.shape, dtype=spec.torch_dtype) for _ in "kv")
     assert encode_chunk(spec, list(k), list(v)).nbytes == chunk_file_bytes(spec)
 

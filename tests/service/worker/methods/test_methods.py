@@ -85,7 +85,7 @@ def test_every_file_is_a_method() -> None:
     ):
         folders = [Path(folder) for folder in package.__path__]
         files = {p.stem for folder in folders for p in folder.glob("*.py")} - {"__init__"}
-        assert set(found) == files
+        assert set(found) >= files  # and those of plugins
     assert {"vanilla", "full_reuse", "pie", "a3"} <= set(FUSION)
     assert "snapkv" in EVICTION
 
