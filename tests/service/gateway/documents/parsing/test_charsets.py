@@ -100,14 +100,14 @@ def test_codecs_that_make_no_text_are_no_charsets() -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "md", "rst", "adoc", "csv", "html"])
-async def test_every_kind_of_text(kind: str) -> None:
+def test_every_kind_of_text(kind: str) -> None:
     content = f"<p>{RUSSIAN}</p>" if kind == "html" else RUSSIAN.replace(",", "")
-    found = await parsed(kind, content.encode("cp1251"))
+    found = parsed(kind, content.encode("cp1251"))
     assert "чашка" in found.text
     assert [warning.code for warning in found.warnings] == ["charset_guessed"]
 
 
-async def test_xml_that_is_read_as_text_names_its_charset() -> None:
+def test_xml_that_is_read_as_text_names_its_charset() -> None:
     feed = '<?xml version="1.0" encoding="koi8-r"?>\n<title>Учёт</title>'
-    found = await parsed("text", feed.encode("koi8_r"))
+    found = parsed("text", feed.encode("koi8_r"))
     assert (found.text, found.warnings) == (feed, ())
