@@ -137,14 +137,12 @@ class ChunkKVs:
             ]
         return out
 
-    async def outdated(self, stored: Sequence[ChunkKV]) -> list[ChunkKV]:
+    async def outdated(self, copied: Sequence[ChunkKV]) -> list[ChunkKV]:
         """Return purges of copies whose prefix was deleted while they were computed."""
-        if not (with_copies := [each for each in stored if each.copies]):
-            return []
-        chunk_ids = [each.chunk_id for each in with_copies]
+        chunk_ids = [each.chunk_id for each in copied]
         now = await self.retriever.run(self.prefixes.own_copies, chunk_ids)
         return [
             replace(each, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(each.copies))
-            for each in with_copies
+            for each in copied
             if any(copy != now.get(each.chunk_id) for copy in each.copies)
         ]

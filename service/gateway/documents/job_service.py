@@ -222,18 +222,13 @@ class JobService:
         batch: list[IngestDocument] = []
         size = 0
 
-        def write(batch: list[IngestDocument]) -> None:
-            for document in batch:
-                digest.update(document.digest())
-            self._jobs.spool(job_id, batch)
-
         async for document in documents:
             batch.append(document)
             size += document.size + DOCUMENT_BYTES
             if size >= SPOOL_BYTES:
-                await asyncio.to_thread(write, batch)
+                digest.update(await asyncio.to_thread(self._jobs.spool, job_id, batch))
                 batch, size = [], 0
-        await asyncio.to_thread(write, batch)
+        digest.update(await asyncio.to_thread(self._jobs.spool, job_id, batch))
         return digest.digest()
 
     def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:

@@ -164,7 +164,8 @@ class KvStage:
                 if own[PASS_CHUNKS:]:
                     self._rest[item.number], own = own[PASS_CHUNKS:], own[:PASS_CHUNKS]
                 work += [(item.number, chunk) for chunk in own]
-                progress.expect(item.number, sum(map(self._count, own)))
+                copies = sum(len(self._wanted(chunk)) for chunk in own)
+                progress.expect(item.number, copies * len(self._models))
         async with progress:
             await self._store(work, progress)
         failed = [(i, progress.errors[i.number]) for i in batch if i.number in progress.errors]
@@ -201,7 +202,8 @@ class KvStage:
             async with aclosing(self.replies(tenant, first, same)) as replies:
                 async for lora, reply in replies:
                     (_, chunk), *others = by_id[reply.chunk_id]
-                    self._on_reply(reply, lora, len(chunk.ids) / self._count(chunk))
+                    copies = len(self._wanted(chunk)) * len(self._models)
+                    self._on_reply(reply, lora, len(chunk.ids) / copies)
                     error = reply.message if reply.status == "failed" else ""
                     status = "failed" if error else "present"
                     for _, other in others:
@@ -215,10 +217,6 @@ class KvStage:
             raise
         except KvstitchError as error:
             progress.errors.update((number, error.message) for group in part for number, _ in group)
-
-    def _count(self, chunk: ChunkKV) -> int:
-        """Return how many times a chunk is stored before its document is done."""
-        return len(self._wanted(chunk)) * len(self._models)
 
     def _wanted(self, chunk: ChunkKV, complete: bool = False) -> list[ChunkTokens]:
         """Return what is stored of a chunk before its document is done, or in the end."""

@@ -58,7 +58,6 @@ class PrecomputeQueue:
         self._loader = loader
         self._sketches = sketches
         self._queue: deque[Task] = deque()
-        self._write_backs: set[str] = set()
         self._purged: OrderedDict[str, None] = OrderedDict()
         self._current: list[Task] = []
         self._steps: Steps[list[ComputedChunk]] | None = None
@@ -92,9 +91,11 @@ class PrecomputeQueue:
         """Add a chunk, perhaps with its sketch; for a write-back (without `id`) only if it is
         neither queued nor purged."""
         if id is None:
-            if address.key in self._write_backs or address.key in self._purged:
+            waiting = (*self._queue, *self._current)
+            if address.key in self._purged or any(
+                task.id is None and task.address.key == address.key for task in waiting
+            ):
                 return
-            self._write_backs.add(address.key)
         else:
             self._purged.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id, sketch or self._sketches))
@@ -110,19 +111,19 @@ class PrecomputeQueue:
         if address.key in self._purged:
             return
         task = Task(address, None, -1, bytes=computed.chunk.nbytes, started_at=time.monotonic())
-        self._write(task, computed)
+        task.write = self._write(address, computed)
         self._writing.append(task)
 
     def write_of(self, key: str) -> Future[bool] | None:
         """Return the write of a chunk that was computed here lately; None if it was not."""
         return self._writes.get(key)
 
-    def _write(self, task: Task, computed: ComputedChunk) -> None:
-        write = task.write = self._loader.put(task.address, computed)
-        self._writes[task.address.key] = write
-        self._writes.move_to_end(task.address.key)
+    def _write(self, address: Address, computed: ComputedChunk) -> Future[bool]:
+        write = self._writes[address.key] = self._loader.put(address, computed)
+        self._writes.move_to_end(address.key)
         while len(self._writes) > MAX_WRITES:
             self._writes.popitem(last=False)
+        return write
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
         """Drop chunks and kept prefixes of these texts that are about to be purged, and wait for
@@ -168,8 +169,6 @@ class PrecomputeQueue:
                 self._steps.close()
             self._queue.extendleft(task for task in reversed(self._current) if wanted(task))
             self._current, self._steps = [], None
-        left = [*self._queue, *self._current]
-        self._write_backs = {task.address.key for task in left if task.id is None}
 
     def advance(self) -> None:
         """Run one step (at most a layer) of the current chunks, or start the next ones."""
@@ -210,7 +209,7 @@ class PrecomputeQueue:
         for task in tasks:
             task.write = Future()
             task.write.set_exception(error)
-            self._finish(task)
+            self._writing.append(task)
 
     def _start(self) -> None:
         """Start the next chunk, with others of the queue that stand behind the same parts."""
@@ -224,7 +223,9 @@ class PrecomputeQueue:
         ]
         for task in self._current:
             if task not in missing:
-                self._finish(task)  # `write` stays None, which means that the chunk was present
+                self._writing.append(
+                    task
+                )  # `write` stays None, which means that the chunk was present
         self._current = missing
         if missing:
             addresses = [task.address for task in missing]
@@ -255,9 +256,5 @@ class PrecomputeQueue:
             task.bytes = each.chunk.nbytes
             task.seconds = (now - task.started_at) * each.flops / flops
             task.started_at = now
-            self._write(task, each)
-            self._finish(task)
-
-    def _finish(self, task: Task) -> None:
-        self._write_backs.discard(task.address.key)
-        self._writing.append(task)
+            task.write = self._write(task.address, each)
+            self._writing.append(task)

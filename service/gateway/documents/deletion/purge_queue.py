@@ -154,8 +154,10 @@ class PurgeQueue:
             self._being_stored -= chunk_ids
             stored = await self._chunks.stored(chunk_ids)
             gone = [chunk for chunk in chunks if chunk.chunk_id not in stored]
-            present = [chunk for chunk in chunks if chunk.chunk_id in stored]
-            await self.add_kv([*gone, *await self._chunks.outdated(present)])
+            copied = [c for c in chunks if c.copies and c.chunk_id in stored]
+            if copied:
+                gone += await self._chunks.outdated(copied)
+            await self.add_kv(gone)
 
     async def run_due(
         self, receipt_id: str | None = None, *, begin_within_s: float | None = None

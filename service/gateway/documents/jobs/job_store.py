@@ -86,18 +86,27 @@ class JobStore(UnfinishedDocuments):
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
 
-    def spool(self, job_id: str, items: Sequence[IngestDocument]) -> None:
-        """Write documents of a job that is not accepted yet. Their files are the job's now."""
-        rows = [
-            {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
-             "bytes": item.size, "kind": item.kind, "state": "spooling", "meta": item.meta,
-             **self._content(item)}
-            for item in items
-        ]  # fmt: skip
+    def spool(self, job_id: str, items: Sequence[IngestDocument]) -> bytes:
+        """Write documents of a job that is not accepted yet, and return their digests. Their files
+        are the job's now."""
+        rows: list[dict[str, Any]] = []
+        for item in items:
+            content: bytes | SpooledFile | None = item.content
+            file = None
+            if isinstance(content, SpooledFile) and self._shared:  # others cannot read our files
+                content = content.read()
+            elif isinstance(content, SpooledFile):
+                content, file = None, content.path.name
+            rows.append(
+                {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
+                 "bytes": item.size, "kind": item.kind, "state": "spooling", "meta": item.meta,
+                 "content": content, "spooled": file}
+            )  # fmt: skip
         if rows:
             with self._write() as write:
                 write.execute(documents.insert(), rows)
         self._spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
+        return b"".join(item.digest() for item in items)
 
     def accept(
         self,
@@ -254,15 +263,6 @@ class JobStore(UnfinishedDocuments):
         total = sa.func.coalesce(sa.func.sum(most_of.c.bytes), 0)
         count, size = write.execute(sa.select(sa.func.count(), total).select_from(most_of)).one()
         check(int(count), int(size))
-
-    def _content(self, document: IngestDocument) -> dict[str, Any]:
-        """Return the columns `content` and `spooled`; other gateways cannot read our files."""
-        content = document.content
-        if isinstance(content, SpooledFile):
-            if not self._shared:
-                return {"content": None, "spooled": content.path.name}
-            content = content.read()
-        return {"content": content, "spooled": None}
 
 
 def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> StoredJob:
