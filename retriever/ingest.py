@@ -27,7 +27,7 @@ from retriever.errors import (
     SplitStopped,
     Unreachable,
 )
-from retriever.scope import Scope
+from retriever.scope import DEFAULT_SCOPE, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,9 @@ _BATCH_CHUNKS = 256
 
 @dataclass(kw_only=True)
 class EmbeddedDocument(Document):
-    """A document and, once it is split and embedded, what is stored of it."""
+    """A document for a scope and, once it is split and embedded, what is stored of it."""
 
+    scope: Scope = DEFAULT_SCOPE
     revision: str = ""
     spans: list[ChunkSpan] = field(default_factory=list)
     vectors: Vectors | None = None
@@ -68,20 +69,18 @@ class DocumentEmbedder:
         self._embedder = embedder
         self._chunking = chunking
 
-    def embed(
-        self, documents: Iterable[EmbeddedDocument], scope: Scope
-    ) -> Iterator[EmbeddedDocument]:
+    def embed(self, documents: Iterable[EmbeddedDocument]) -> Iterator[EmbeddedDocument]:
         """Split and embed documents, in their order; one that fails does not affect the others."""
         items: list[EmbeddedDocument] = []
         new: list[EmbeddedDocument] = []
-        seen: set[str] = set()
+        seen: set[tuple[Scope, str]] = set()
         for item in documents:
             # If a document came earlier in this call, its stored revision may still change.
-            is_first = item.doc_id not in seen
-            seen.add(item.doc_id)
+            named = item.scope, item.doc_id
             items.append(item)
-            if self._split(item, scope, look_up=is_first):
+            if self._split(item, look_up=named not in seen):
                 new.append(item)
+            seen.add(named)
             if sum(len(waiting.spans) for waiting in new) >= _BATCH_CHUNKS:
                 self._embed_all(new)
                 yield from items
@@ -89,11 +88,9 @@ class DocumentEmbedder:
         self._embed_all(new)
         yield from items
 
-    def split(
-        self, item: EmbeddedDocument, scope: Scope, stopped: Callable[[], bool] | None = None
-    ) -> None:
+    def split(self, item: EmbeddedDocument, stopped: Callable[[], bool] | None = None) -> None:
         """Split a document that `embed_part` embeds; it gets no chunks if it is stored."""
-        if self._split(item, scope, stopped=stopped):
+        if self._split(item, stopped=stopped):
             item.vectors = np.zeros((len(item.spans), self._embedder.dim), dtype=np.float32)
 
     def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
@@ -104,7 +101,6 @@ class DocumentEmbedder:
     def _split(
         self,
         item: EmbeddedDocument,
-        scope: Scope,
         *,
         look_up: bool = True,
         stopped: Callable[[], bool] | None = None,
@@ -116,7 +112,8 @@ class DocumentEmbedder:
             item.title_cut |= title != item.title
             item.title = title
             item.revision = document_revision(item, self._chunking.fingerprint)
-            if look_up and self._catalog.revision(item.doc_id, scope=scope) == item.revision:
+            stored = self._catalog.revision(item.doc_id, scope=item.scope) if look_up else None
+            if stored == item.revision:
                 return False
             item.spans = self._chunking.split(item.text, item.title, stopped)
         except (Unreachable, SplitStopped):

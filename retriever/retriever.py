@@ -127,18 +127,18 @@ class Retriever:
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
         """Split, embed and store documents; one that fails does not affect the others."""
-        items = (EmbeddedDocument(**vars(document)) for document in documents)
-        return [self.store(item, scope) for item in self.embedding.embed(items, scope)]
+        items = (EmbeddedDocument(**vars(document), scope=scope) for document in documents)
+        return [self.store(item) for item in self.embedding.embed(items)]
 
-    def store(self, item: EmbeddedDocument, scope: Scope = DEFAULT_SCOPE) -> IngestResult:
-        """The other half of an ingest: store a document that was embedded for this scope."""
-        doc_id = item.doc_id
+    def store(self, item: EmbeddedDocument) -> IngestResult:
+        """The other half of an ingest: store a document that was embedded."""
+        doc_id, scope = item.doc_id, item.scope
         try:
             if item.error is None and item.vectors is None:
                 if self.catalog.revision(doc_id, scope=scope) == item.revision:
                     chunks = self.catalog.chunks_of(doc_id, scope=scope)
                     return IngestResult(doc_id, "unchanged", chunks)
-                list(self.embedding.embed([item], scope))  # it was removed meanwhile
+                list(self.embedding.embed([item]))  # it was removed meanwhile
             if item.error is not None:
                 return IngestResult(doc_id, "failed", error=item.error)
             assert item.vectors is not None

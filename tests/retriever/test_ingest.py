@@ -8,7 +8,6 @@ from retriever import Document
 from retriever.embedders import Vectors
 from retriever.errors import EmbedderError, InvalidDocument
 from retriever.ingest import EmbeddedDocument
-from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
@@ -115,7 +114,7 @@ def test_what_was_embedded_is_stored_whatever_happened_in_between(
     retriever.ingest([Document("same", "text"), Document("other", "text")])
     documents = [Document("same", "text"), Document("other", "new"), Document("", "bad")]
     items = [EmbeddedDocument(**vars(document)) for document in documents]
-    embedded = list(retriever.embedding.embed(items, DEFAULT_SCOPE))
+    embedded = list(retriever.embedding.embed(items))
     assert [result.doc_id for result in retriever.catalog.page().documents] == ["other", "same"]
     retriever.delete(["same", "other"])
     results = [retriever.store(item) for item in embedded]

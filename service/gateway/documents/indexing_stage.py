@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal
@@ -90,8 +90,7 @@ class IndexingStage:
             return "some" if pending else "nothing"
         parsed, failed = await self._parse(batch)
         handled = len(parsed) + len(failed)
-        for scope, group in _by_scope(parsed):  # takes long, so no lock: deletions need not wait
-            await self._retriever.embed(group, scope)
+        await self._retriever.embed(parsed)  # takes long, so no lock: deletions need not wait
         await self._store(parsed, failed)
         return "all" if handled >= len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
@@ -151,9 +150,14 @@ class IndexingStage:
         async with self._purges.catalog_lock:
             numbers = [each.item.number for each in embedded]
             current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
-            for scope, group in _by_scope([e for e in embedded if e.item.number in current]):
-                await self._purges.add(scope, {e.item.doc_id: e.item.readers for e in group})
-                results = await self._retriever.store(group, scope)
+            # Scopes that differ in nothing but their views are equal.
+            groups: dict[tuple[Scope, View], list[ParsedDocument]] = {}
+            for each in embedded:
+                if each.item.number in current:
+                    groups.setdefault((each.scope, each.item.view), []).append(each)
+            for (scope, _), group in groups.items():
+                await self._purges.add(scope, {each.doc_id: each.readers for each in group})
+                results = await self._retriever.store(group)
                 for each, result in zip(group, results, strict=True):
                     if result.error is not None:
                         failed.append((each.item, str(result.error)))
@@ -180,13 +184,3 @@ class IndexingStage:
 
     async def _fail_long(self, item: IngestDocument, message: str) -> None:
         await asyncio.to_thread(self._queue.set_failed, [(item, message)])
-
-
-def _by_scope(
-    documents: Sequence[ParsedDocument],
-) -> Iterable[tuple[Scope, list[ParsedDocument]]]:
-    """Return documents of the same scope and view; scopes that differ in nothing else are equal."""
-    groups: dict[tuple[Scope, View], list[ParsedDocument]] = {}
-    for each in documents:
-        groups.setdefault((each.item.scope, each.item.view), []).append(each)
-    return [(scope, group) for (scope, _), group in groups.items()]

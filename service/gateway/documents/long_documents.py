@@ -151,7 +151,7 @@ class LongDocuments:
             each.step, each.began = "reading", time.monotonic()
             each.parsed = await self._parser.document(each.item)
         parsed = each.parsed
-        await self._retriever.split(parsed, each.item.scope)
+        await self._retriever.split(parsed)
         each.step, each.began = "embedding", time.monotonic()
         each.total = len(parsed.spans)
         while each.done < each.total:

@@ -28,7 +28,6 @@ from retriever import (
     Retriever,
 )
 from retriever.errors import RetrieverError
-from retriever.scope import Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.search_query import service_error
@@ -111,19 +110,19 @@ class AsyncRetriever:
         """Run `work`, which writes, on the thread of changes; errors as in `run`."""
         return await self._in(self._change_thread, partial(work, *args, **kwargs))
 
-    async def embed(self, documents: Sequence[EmbeddedDocument], scope: Scope) -> None:
+    async def embed(self, documents: Sequence[EmbeddedDocument]) -> None:
         """Split and embed documents, for `store`. Changes nothing and waits for no change."""
         embed = self.retriever.embedding.embed
-        await self._in(self._embed_thread, lambda: list(embed(documents, scope)))
+        await self._in(self._embed_thread, lambda: list(embed(documents)))
 
-    async def split(self, document: EmbeddedDocument, scope: Scope) -> None:
+    async def split(self, document: EmbeddedDocument) -> None:
         """Split a document whose texts are embedded in parts, for `store`; ends soon if it is
         cancelled."""
         loop, abandoned = asyncio.get_running_loop(), False
 
         def work() -> None:
             try:
-                self.retriever.embedding.split(document, scope, stopped=lambda: abandoned)
+                self.retriever.embedding.split(document, stopped=lambda: abandoned)
             finally:
                 if abandoned and not loop.is_closed():  # what it took is freed only now
                     loop.call_soon_threadsafe(self.give_back_memory)
@@ -154,11 +153,10 @@ class AsyncRetriever:
         self._giving_back = None
         loop.run_in_executor(None, give_back)
 
-    async def store(self, embedded: Sequence[EmbeddedDocument], scope: Scope) -> list[IngestResult]:
-        """Store what was embedded for this scope. Raises DiskFull if there is no room; the next try
-        stores no document twice."""
-        store = self.retriever.store
-        results = await self.change(lambda: [store(document, scope) for document in embedded])
+    async def store(self, embedded: Sequence[EmbeddedDocument]) -> list[IngestResult]:
+        """Store what was embedded. Raises DiskFull if there is no room; the next try stores no
+        document twice."""
+        results = await self.change(lambda: list(map(self.retriever.store, embedded)))
         for result in results:
             if result.error is not None and (full := self._disk_full(result.error)) is not None:
                 raise full

@@ -205,7 +205,7 @@ class DocumentParser:
             raise InvalidRequest("the file holds no text")
         return ParsedDocument(
             item.doc_id, parsed.text, title, item.metadata, marks, item.readers,
-            item=item, warnings=parsed.warnings,
+            scope=item.scope, item=item, warnings=parsed.warnings,
         )  # fmt: skip
 
 

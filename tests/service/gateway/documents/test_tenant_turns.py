@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from retriever import EmbeddedDocument, Scope
+from retriever import EmbeddedDocument
 from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
@@ -67,7 +67,7 @@ class Reading:
 class NoChunks:
     """Cuts documents into nothing."""
 
-    async def split(self, document: EmbeddedDocument, scope: Scope) -> None: ...
+    async def split(self, document: EmbeddedDocument) -> None: ...
 
 
 @asynccontextmanager

@@ -48,9 +48,9 @@ class StuckReranker(OverlapReranker):
 
 
 async def ingest(retriever: AsyncRetriever, documents: Sequence[Document]) -> None:
-    embedded = [EmbeddedDocument(**vars(document)) for document in documents]
-    await retriever.embed(embedded, ACME)
-    await retriever.store(embedded, ACME)
+    embedded = [EmbeddedDocument(**vars(document), scope=ACME) for document in documents]
+    await retriever.embed(embedded)
+    await retriever.store(embedded)
 
 
 async def opened(folder: Path, reranker: Reranker | None) -> AsyncRetriever:
@@ -208,7 +208,7 @@ class SlowToSplit:
         self.began = threading.Event()
         self.embedding = self
 
-    def split(self, document: object, scope: Scope, stopped: Callable[[], bool]) -> None:
+    def split(self, document: object, stopped: Callable[[], bool]) -> None:
         self.began.set()
         while not stopped():
             time.sleep(0.01)
@@ -222,7 +222,7 @@ async def test_memory_is_given_back_when_an_abandoned_split_has_ended(
     given, slow = threading.Event(), SlowToSplit()
     monkeypatch.setattr(async_retriever, "give_back", given.set)
     retriever = AsyncRetriever(cast(Any, slow))
-    waiting = asyncio.create_task(retriever.split(EmbeddedDocument(**vars(DOCUMENTS[0])), ACME))
+    waiting = asyncio.create_task(retriever.split(EmbeddedDocument(**vars(DOCUMENTS[0]))))
     await asyncio.to_thread(slow.began.wait)
     waiting.cancel()
     await asyncio.wait([waiting])
