@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -112,9 +112,7 @@ class UnfinishedDocuments:
         free = {**FREE, "owner": ""} if self._shared else FREE
         with self._freeing() as write:
             own = self._own(write, [item.number for item in indexed])
-            # By which tenants' quotas are counted.
-            rows = sorted((*i.key, i.size, i.warnings) for i in indexed if i.number in own)
-            upsert(write, sizes, [dict(zip(sizes.c.keys(), row, strict=True)) for row in rows])
+            record_sizes(write, [item for item in indexed if item.number in own])
             values = [
                 {"_number": item.number, "change": item.change, "chunks": item.chunks,
                  "tokens": item.tokens, "warnings": item.warnings}
@@ -291,3 +289,9 @@ def _job_state(documents: set[str], cancelled: bool) -> str:
         if state in documents:
             return state
     return "cancelled" if documents == {"cancelled"} else "succeeded"
+
+
+def record_sizes(write: sa.Connection, documents: Iterable[IngestDocument]) -> None:
+    """Note the sizes of documents that are indexed, by which tenants' quotas are counted."""
+    rows = sorted((*item.key, item.size, item.warnings) for item in documents)
+    upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

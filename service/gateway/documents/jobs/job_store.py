@@ -44,7 +44,6 @@ from service.gateway.documents.jobs.document_queue import (
 from service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
     IngestDocument,
-    SpooledFile,
     StoredJob,
 )
 from service.gateway.tables import documents, jobs, sizes
@@ -91,12 +90,14 @@ class JobStore(UnfinishedDocuments):
         are the job's now."""
         rows: list[dict[str, Any]] = []
         for item in items:
-            content: bytes | SpooledFile | None = item.content
+            content: bytes | None = None
             file = None
-            if isinstance(content, SpooledFile) and self._shared:  # others cannot read our files
-                content = content.read()
-            elif isinstance(content, SpooledFile):
-                content, file = None, content.path.name
+            if isinstance(item.content, bytes):
+                content = item.content
+            elif self._shared:  # others cannot read our files
+                content = item.content.read()
+            else:
+                file = item.content.path.name
             rows.append(
                 {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
                  "bytes": item.size, "kind": item.kind, "state": "spooling", "meta": item.meta,
