@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmarks.launches.__main__ import main
 from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.prefills import METHODS, Case, computed, count, count_decode
 from benchmarks.launches.tally import Tally
+from service.worker.kernels import device_kernels
 
 CASE = Case(layers=4, tokens=256, chunks=4)
 # Device operations and waits for the device of one prefill, by method. Fewer is better; the second
@@ -70,6 +72,23 @@ def test_what_is_counted_is_what_the_cpu_computes(method: str, graphs: bool) -> 
     assert off < 0.05 * spread
     others = [of for name, of in logprobs(False).items() if name != method]
     assert all(max(abs(here[t] - of[t]) for t in here) > 2 * off for of in others)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_kernels_of_its_own_a_device_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As where the plugin is not installed: torch computes everything there."""
+    none = SimpleNamespace(device_kernels=lambda device: None)
+    monkeypatch.setattr(device_kernels, "hooks", lambda: none)
+    device_kernels.kernels_of.cache_clear()
+    try:
+        found = computed(CASE, [method], counted=True)[method]
+    finally:
+        device_kernels.kernels_of.cache_clear()
+    expected = logprobs(False)[method]
+    spread = max(expected.values()) - min(expected.values())
+    assert max(abs(found[token] - expected[token]) for token in expected) < 0.05 * spread
 
 
 def test_a_decode_step_asks_for_eleven_operations_a_layer() -> None:
