@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from service.settings import demo_model
 from tests.e2e.embedding_server import embedding_settings
@@ -19,6 +20,7 @@ from tests.ports import free_port
 START_S = 240.0
 
 
+@pytest.mark.slow
 def test_a_file_configures_logs_and_a_reload(tmp_path: Path) -> None:
     port = free_port()
     settings: dict[str, object] = {

@@ -17,6 +17,8 @@ from tests.ops.expressions import Expression
 from tests.prometheus_server import PrometheusServer, prometheus
 from tests.redis_server import redis_server
 
+pytestmark = pytest.mark.slow
+
 # Where an expression stands, to why it may be empty.
 MAY_BE_EMPTY: dict[str, str] = {
     "kvstitch-service / Answers by LoRA adapter / A": "no adapter is served here",

@@ -22,6 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_every_line_at_a_tiny_shape(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]

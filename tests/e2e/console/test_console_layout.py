@@ -15,6 +15,8 @@ from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import ALL, NARROW, Look
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).parents[3]
 TABS = ("chat", "ask", "documents", "jobs", "tiers", "settings")
 MARKDOWN = """# Head

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import redis as redis_client
 
 from tests.e2e.conftest import Documents, Serve
@@ -72,6 +73,7 @@ def test_after_the_receipt_no_byte_is_left(serve: Serve, twelve: Documents) -> N
         assert service.http.get(path).json() == receipt
 
 
+@pytest.mark.slow
 def test_a_tier_that_is_away_stays_owed_until_it_is_back(serve: Serve, twelve: Documents) -> None:
     """Redis is frozen while a document is deleted, and the worker dies: the receipt says what is
     owed, and is completed when Redis answers again."""

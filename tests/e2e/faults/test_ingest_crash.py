@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.conftest import Serve
 from tests.e2e.service import START_S, Service
@@ -78,6 +79,7 @@ def stored_ids(data_dir: Path) -> list[tuple[str, int, int]]:
         ).fetchall()
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_and_nothing_is_done_twice(serve: Serve) -> None:
     chance = random.Random(SEED)
     acknowledged: list[str] = []

@@ -125,6 +125,7 @@ def test_a_slot_that_has_moved_is_followed_once(cluster, tier, move, work):
         assert client.info("errorstats")["errorstat_MOVED"]["count"] == refused
 
 
+@pytest.mark.slow
 def test_traffic_while_slots_move_to_and_fro(cluster):
     """Reads give the chunk or miss it: none is lost for good, wrong or late, and all is well."""
     spec = make_spec("int8", layers=6, tokens=300)

@@ -28,7 +28,7 @@ CORPUS = [
 COPIES = 2 * len(CORPUS)
 
 
-@pytest.fixture(params=[("primer", 1), ("primer", 2), ("neighbours", 1)])
+@pytest.fixture(params=[("primer", 2), ("neighbours", 1)])
 def rig(request: pytest.FixtureRequest, folder: Path, data: Path) -> Iterator[Rig]:
     mode, primers = request.param
     with running(folder, data, prefix_mode=mode, companions=2, primers=primers) as opened:

@@ -76,17 +76,16 @@ def test_keys_are_still_asked_for(opened: Rig) -> None:
         assert reply.json()["error"]["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [OTHER, "null", "http://app.example", "https://app.example:8443", "https://app.example.evil"],
-)
-def test_others_may_not(opened: Rig, key: str, origin: str) -> None:
-    asked = preflight(opened, origin)
-    assert asked.status_code == 400 and ALLOWED not in asked.headers
-    headers = {"Origin": origin, "Authorization": f"Bearer {key}"}
-    assert ALLOWED not in opened.http.get("/v1/models", headers=headers).headers
-    written = opened.http.post("/v1/rag/generate", json={"question": "Why?"}, headers=headers)
-    assert written.status_code == 403 and written.json()["error"]["code"] == "foreign_origin"
+def test_others_may_not(opened: Rig, key: str) -> None:
+    others = ("http://app.example", "https://app.example:8443", "https://app.example.evil")
+    for origin in (OTHER, "null", *others):
+        asked = preflight(opened, origin)
+        assert asked.status_code == 400 and ALLOWED not in asked.headers
+        headers = {"Origin": origin, "Authorization": f"Bearer {key}"}
+        assert ALLOWED not in opened.http.get("/v1/models", headers=headers).headers
+        written = opened.http.post("/v1/rag/generate", json={"question": "Why?"}, headers=headers)
+        assert written.status_code == 403, origin
+        assert written.json()["error"]["code"] == "foreign_origin"
 
 
 def test_everybody_means_without_credentials(folder: Path, data: Path) -> None:

@@ -64,18 +64,19 @@ def test_a_file_as_the_body(
     ids=["text", "csv", "html", "utf-8", "unknown"],
 )
 def test_a_charset_that_the_sender_names(
-    rig: Rig, media_type: str, content: bytes, text: str, *, form: bool
+    shared: Rig, media_type: str, content: bytes, text: str, *, form: bool
 ) -> None:
     if form:
-        response = rig.http.post("/admin/precompute", files={"file": ("a", content, media_type)})
+        files = {"file": ("a", content, media_type)}
+        response = shared.http.post("/admin/precompute", files=files)
     else:
         headers = {"Content-Type": media_type}
-        response = rig.http.post(
+        response = shared.http.post(
             "/admin/precompute", content=content, headers=headers, params={"doc_id": "a"}
         )
-    job = rig.finished(response.json()["job_id"])
+    job = shared.finished(response.json()["job_id"])
     assert job["state"] == "succeeded", job
-    stored = rig.http.get("/admin/documents/a").json()
+    stored = shared.http.get("/admin/documents/a").json()
     assert stored["text"] == text and not job["warned"]
 
 

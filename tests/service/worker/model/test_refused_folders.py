@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from service.errors import ModelRefused
 from service.shared.worker_settings import WorkerSettings
 from service.worker.model.load import load
 from service.worker.model.supported import why_not_served
+from tests import preloaded
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
 START_S = 240
@@ -143,7 +143,7 @@ def test_a_kv_folder_that_is_a_file(folder: Path, tmp_path: Path) -> None:
 def ended(settings: WorkerSettings) -> str:
     """The last line of a worker that refuses to start."""
     process = subprocess.run(
-        [sys.executable, "-m", "service.worker"],
+        [*preloaded.python(), "-m", "service.worker"],
         input=settings.to_json().encode() + b"\n",
         capture_output=True,
         timeout=START_S,

@@ -29,16 +29,16 @@ def accepted(rig: Rig, messages: list[dict[str, Any]], **body: Any) -> list[str]
 
 
 @pytest.mark.parametrize("cut", range(1, len(OSLO), 7))
-def test_whatever_an_answer_holds_may_be_sent_back(rig: Rig, cut: int) -> None:
+def test_whatever_an_answer_holds_may_be_sent_back(shared: Rig, cut: int) -> None:
     """Also a call that was cut short, and an answer without text or calls."""
-    message = ask(rig, OSLO[:cut], max_tokens=max(1, cut - 1))["choices"][0]["message"]
+    message = ask(shared, OSLO[:cut], max_tokens=max(1, cut - 1))["choices"][0]["message"]
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "4 degrees"}
         for call in message.get("tool_calls", [])
     ]
-    accepted(rig, [*ASK, message, *results, AGAIN], tools=TOOLS)
+    accepted(shared, [*ASK, message, *results, AGAIN], tools=TOOLS)
     bare = {name: value for name, value in message.items() if value}
-    accepted(rig, [*ASK, bare, *results, AGAIN])
+    accepted(shared, [*ASK, bare, *results, AGAIN])
 
 
 def test_a_cut_call_is_told_as_far_as_it_goes(rig: Rig) -> None:
