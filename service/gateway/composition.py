@@ -41,7 +41,7 @@ from service.plugins import GatewayPart, IdentityProvider, hooks
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
 from service.settings.loading import Reload
-from service.shared.tracing import Tracing
+from service.shared.tracing import tracing_to
 
 if TYPE_CHECKING:
     from service.gateway.encryption.tenant_keys import TenantKeys
@@ -81,7 +81,7 @@ class Gateway:
         self._lock: IO[str] | None = None
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
-        self._tracing = Tracing(settings.otlp_endpoint, "gateway")
+        self._tracing = tracing_to(settings.otlp_endpoint, "gateway")
         self._databases = Databases(self.settings, self.disk)
         self.prompts = PromptBuilder(model_folder, self.settings)
         self._forms = AnswerForms(GrammarProcesses(model_folder / "tokenizer.json"))

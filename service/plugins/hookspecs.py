@@ -91,6 +91,12 @@ def kv_tiers() -> Sequence[TierKind]:
 
 
 @hookspec(firstresult=True)
+def tracing(endpoint: str, process: str) -> Any:
+    """Return a `Tracing` (service/shared/tracing.py), not started, that sends the spans of a
+    "gateway" or "worker" to the collector at this URL."""
+
+
+@hookspec(firstresult=True)
 def model_source(settings: Any) -> ModelSource | None:
     """Return what makes a folder of the model that the settings name, None where that is a folder,
     a model of the Hugging Face hub or another plugin's. It opens no file."""

@@ -6,30 +6,19 @@
         queue load prefill evict first_token decode
 
 Stages are measured in any case; their spans are written one after the other when the work is done.
-Names of spans, attributes and histograms are those of OpenTelemetry's conventions for generative AI
+Names of spans and attributes are those of OpenTelemetry's conventions for generative AI
 (https://opentelemetry.io/docs/specs/semconv/gen-ai/, opentelemetry-semantic-conventions 0.66b2; not
 stable yet); what would hold somebody's words (messages, queries, documents, the name of a
-collection) is left out. The libraries of the extra `otel` are imported only when tracing starts.
+collection) is left out. A plugin writes and sends them.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from service import __version__
 from service.errors import InvalidSetting, KvstitchError
-
-if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span as OtelSpan
-    from opentelemetry.trace import Tracer
+from service.plugins import hooks
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 NO_ATTRIBUTES: Attributes = {}
@@ -39,18 +28,6 @@ Operation = Literal["chat", "text_completion", "embeddings", "retrieval"]
 OPERATION: Final = "gen_ai.operation.name"
 MODEL: Final = "gen_ai.request.model"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
-ERROR: Final = "error.type"
-# Stages of an answer that are operations by themselves.
-OF_STAGES: Final[Mapping[str, Operation]] = {"embed": "embeddings", "retrieve": "retrieval"}
-_LABELS: Final = (OPERATION, "gen_ai.provider.name", MODEL, "gen_ai.response.model", ERROR)
-# Borders as the conventions ask for them, in seconds.
-_DURATIONS: Final = tuple(0.01 * 2**power for power in range(14))
-_FIRST: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-_BETWEEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
 def attributes_of(
@@ -71,92 +48,29 @@ def span_name(operation: Operation, model: str = "") -> str:
     return f"{operation} {model}".rstrip()
 
 
-class ServerMetrics:
-    """The histograms of a server of models, filled from what its spans say."""
+class Span:
+    """One piece of work in progress; of this one nothing is recorded."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._duration = meter.create_histogram(
-            "gen_ai.server.request.duration", "s", explicit_bucket_boundaries_advisory=_DURATIONS
-        )
-        self._first = meter.create_histogram(
-            "gen_ai.server.time_to_first_token", "s", explicit_bucket_boundaries_advisory=_FIRST
-        )
-        self._between = meter.create_histogram(
-            "gen_ai.server.time_per_output_token", "s", explicit_bucket_boundaries_advisory=_BETWEEN
-        )
+    traceparent: str = ""
+    """W3C Trace Context, for work in another process; empty: there is no trace."""
 
-    def observe(self, attributes: Attributes, seconds: float) -> None:
-        """Count a span that has ended, if it is of an operation."""
-        if OPERATION not in attributes:
-            return
-        labels = {name: attributes[name] for name in _LABELS if name in attributes}
-        self._duration.record(seconds, labels)
-        first, tokens = attributes.get(FIRST_CHUNK), attributes.get(OUTPUT_TOKENS)
-        if isinstance(first, float):
-            self._first.record(first, labels)
-            if isinstance(tokens, int) and tokens > 1:
-                self._between.record((seconds - first) / (tokens - 1), labels)
+    def end(
+        self,
+        stages: Mapping[str, float] = NO_STAGES,
+        attributes: Attributes = NO_ATTRIBUTES,
+        error: str = "",
+    ) -> None:
+        """End the span; `stages`, in order, become spans of their own; `error`: why it failed."""
 
 
 class Tracing:
-    """Sends spans to a collector, by OTLP over HTTP, in the background.
-
-    Args:
-        endpoint: Base URL of the collector, e.g. http://collector:4318; empty: nothing is traced.
-        process: "gateway" or "worker".
-    """
-
-    def __init__(self, endpoint: str, process: str) -> None:
-        self._endpoint = endpoint.rstrip("/")
-        self._process = process
-        self._provider: TracerProvider | None = None
-        self._meters: MeterProvider | None = None
-        self._metrics: ServerMetrics | None = None
+    """Begins the spans of a process, and sends them in the background; this one sends nothing."""
 
     def start(self) -> None:
-        """Start sending.
-
-        Raises:
-            InvalidSetting: There is an endpoint, and the extra `otel` is not installed.
-        """
-        if not self._endpoint or self._provider is not None:
-            return
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise InvalidSetting(
-                f"otlp_endpoint is set, but {error.name} is not installed: "
-                "pip install 'kvstitch[otel]'"
-            ) from error
-        name = {"service.name": f"kvstitch-{self._process}", "service.version": __version__}
-        resource = Resource.create(name)
-        self._provider = TracerProvider(resource=resource)
-        exporter = OTLPSpanExporter(endpoint=f"{self._endpoint}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        if self._process == "gateway" and os.environ.get("OTEL_METRICS_EXPORTER") != "none":
-            self._start_metrics(resource)
-
-    def _start_metrics(self, resource: Resource) -> None:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-        exporter = OTLPMetricExporter(endpoint=f"{self._endpoint}/v1/metrics")
-        # How often is for OTEL_METRIC_EXPORT_INTERVAL to say.
-        self._meters = MeterProvider([PeriodicExportingMetricReader(exporter)], resource)
-        self._metrics = ServerMetrics(self._meters.get_meter("kvstitch", __version__))
+        """Start sending."""
 
     def close(self) -> None:
-        """Send the remaining spans and the last state of the metrics."""
-        if self._provider is not None:
-            self._provider.shutdown()
-            self._provider = None
-        if self._meters is not None:
-            self._meters.shutdown()
-            self._meters = self._metrics = None
+        """Send what remains."""
 
     def begin(
         self, name: str, parent: str = "", *, ago_s: float = 0.0, served: bool = False
@@ -167,69 +81,24 @@ class Tracing:
             parent: Traceparent of the span that it belongs to; empty: none.
             served: Whether it is what a request from outside asks for.
         """
-        if self._provider is None:
-            return Span()
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        tracer = self._provider.get_tracer("kvstitch", __version__)
-        context = TraceContextTextMapPropagator().extract({"traceparent": parent})
-        began = time.time_ns() - int(1e9 * ago_s)
-        kind = SpanKind.SERVER if served else SpanKind.INTERNAL
-        span = tracer.start_span(name, context, kind, start_time=began)
-        return Span(_Recorded(tracer, span, began, self._metrics))
+        return Span()
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    tracer: Tracer
-    span: OtelSpan
-    began_ns: int
-    metrics: ServerMetrics | None
+def tracing_to(endpoint: str, process: Literal["gateway", "worker"]) -> Tracing:
+    """Return what sends spans to the collector at this URL; empty: they are sent nowhere.
 
-
-@dataclass(frozen=True)
-class Span:
-    """One piece of work in progress; nothing is recorded of it where tracing is off."""
-
-    _recorded: _Recorded | None = None
-
-    @property
-    def traceparent(self) -> str:
-        """W3C Trace Context, for work in another process; empty: there is no trace."""
-        if self._recorded is None:
-            return ""
-        context = self._recorded.span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    def end(
-        self,
-        stages: Mapping[str, float] = NO_STAGES,
-        attributes: Attributes = NO_ATTRIBUTES,
-        error: str = "",
-    ) -> None:
-        """End the span; `stages`, in order, become spans of their own; `error`: why it failed."""
-        if self._recorded is None:
-            return
-        from opentelemetry.trace import StatusCode, set_span_in_context
-
-        span, at = self._recorded.span, self._recorded.began_ns
-        inside = set_span_in_context(span)
-        tracer = self._recorded.tracer
-        for stage, seconds in stages.items():
-            operation = OF_STAGES.get(stage)
-            told = None if operation is None else attributes_of(operation)
-            part = tracer.start_span(operation or stage, inside, attributes=told, start_time=at)
-            at += int(1e9 * seconds)
-            part.end(at)
-        if error:
-            attributes = {**attributes, ERROR: error}
-            span.set_status(StatusCode.ERROR, error)
-        span.set_attributes(attributes)
-        ended = time.time_ns()
-        if self._recorded.metrics is not None:
-            self._recorded.metrics.observe(attributes, (ended - self._recorded.began_ns) / 1e9)
-        span.end(ended)
+    Raises:
+        InvalidSetting: No plugin sends them.
+    """
+    if not endpoint:
+        return Tracing()
+    found: Tracing | None = hooks().tracing(endpoint=endpoint.rstrip("/"), process=process)
+    if found is None:
+        raise InvalidSetting(
+            "otlp_endpoint (KVSTITCH_OTLP_ENDPOINT) is set, and kvstitch-otel, which sends traces, "
+            "is not installed: install it, or unset otlp_endpoint"
+        )
+    return found
 
 
 def failure(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from service import plugins
 from service.messages.replies import ModelInfo, Ready
 from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
-from service.shared.tracing import Tracing
+from service.shared.tracing import tracing_to
 from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine, EngineOptions
 from service.worker.forward import selfcheck
@@ -108,7 +108,7 @@ class Composition:
         )
         ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)
         self.link = Link(settings.address, inbox.receive, settings.fleet_secret)
-        self._traces = Tracing(settings.otlp_endpoint, "worker")
+        self._traces = tracing_to(settings.otlp_endpoint, "worker")
         replies = ReplySender(self.link, self._traces)
         reporter = Reporter(engine, cached, ready, self.link)
         self._server = WorkerServer(engine, inbox, replies, reporter, leases, keys)

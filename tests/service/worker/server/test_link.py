@@ -158,7 +158,7 @@ def send(sender: ReplySender, *replies: Any) -> list[tuple[bytes, Any]]:
 
 def a_sender() -> ReplySender:
     link: Any = Outbox()
-    return ReplySender(link, Tracing("", "worker"))
+    return ReplySender(link, Tracing())
 
 
 def test_tokens_of_a_step_are_one_message_for_each_gateway() -> None:

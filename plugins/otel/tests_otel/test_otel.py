@@ -9,12 +9,18 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoints
 from typing import Any
 
 import pytest
 
+from kvstitch_otel.otel_tracing import OtelTracing
+from service.errors import InvalidSetting
+from service.plugins import manager
+from service.shared.tracing import tracing_to
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.traffic import QUESTION
+from tests.service.plugins.loaded import plugins
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 metrics_service = pytest.importorskip(
@@ -227,10 +233,21 @@ def test_operations_without_an_answer_and_their_metrics(
 @pytest.mark.slow
 def test_without_an_endpoint_nothing_of_it_is_loaded() -> None:
     code = (
-        "import sys; from service.shared.tracing import Tracing; "
+        "import sys; from service.shared.tracing import tracing_to; "
         "import service.gateway.composition, service.worker.server.worker_server; "
-        "t = Tracing('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
+        "t = tracing_to('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
         "print(repr(s.traceparent), [m for m in sys.modules if m.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "'' []", done.stderr
+
+
+def test_an_endpoint_is_never_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "entry_points", lambda group: EntryPoints([]))
+    with (
+        plugins(),
+        pytest.raises(InvalidSetting, match="kvstitch-otel, which sends traces"),
+    ):
+        tracing_to("http://collector:4318", "gateway")
+    with plugins("kvstitch_otel"):
+        assert isinstance(tracing_to("http://collector:4318/", "worker"), OtelTracing)
