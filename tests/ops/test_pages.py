@@ -16,6 +16,7 @@ REPOSITORY = tools.REPOSITORY
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
+    REPOSITORY / "plugins/README.md",
     *sorted(REPOSITORY.glob("plugins/*/README.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
