@@ -19,7 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.device_copies import to_device
+
+def to_device(x: Tensor, device: torch.device | None) -> Tensor:
+    """Return a tensor on the device; None, or one that is not in host memory: x itself."""
+    if device is None or device.type == "cpu" or x.device.type != "cpu":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 class Prefix(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvstitch_gpu import triton_support
 from kvstitch_gpu.triton_support import tl
-from service.worker.device_copies import to_device
+from service.worker.layout import to_device
 
 CODECS = ("raw", "int8")
 ROWS = 32

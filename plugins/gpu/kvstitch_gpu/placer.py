@@ -11,9 +11,9 @@ from torch import Tensor
 from kvstitch_gpu import kv_placement_gpu
 from kvstitch_gpu.kv_placement_gpu import Target
 from kvstitch_gpu.transfers import GROUP_LAYERS, StagedLayers, Transfers
-from service.worker.device_copies import to_device
 from service.worker.forward.kv_placement import KVPlacer
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import to_device
 
 
 @dataclass

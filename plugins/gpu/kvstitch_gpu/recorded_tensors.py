@@ -16,8 +16,8 @@ from kvstitch_gpu import shift_gpu
 from kvstitch_gpu.index_causal_attention import EXTENT
 from kvstitch_gpu.shift_gpu import KernelShift, ShiftPlan
 from kvstitch_gpu.transfers import GROUPS
-from service.worker.device_copies import to_device
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import to_device
 from service.worker.model.decoder import DecoderModel
 
 MAX_ROWS = 3072

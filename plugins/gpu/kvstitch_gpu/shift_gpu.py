@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvstitch_gpu import triton_support
 from kvstitch_gpu.triton_support import tl
-from service.worker.device_copies import to_device
+from service.worker.layout import to_device
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.stored_kv import PlannedShift, Probed
 

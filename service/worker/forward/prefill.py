@@ -28,7 +28,6 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
     DenseMethod,
-    Probes,
     RowWeights,
     Sight,
 )
@@ -183,7 +182,9 @@ class PromptLoop:
             self.placer.begin(method.layers_without_cache)
         probes = method.probes(layout, rows, scores)
         shift: Shift | None = None
-        recorded = self._recorded(method, rows, probes)
+        recorded: RecordedRuns | None = None
+        if self.recordings is not None and self.capture is None and self.eviction is None:
+            recorded = self.recordings.of_prompt(self, method, rows, probes)
         kernels = kernels_of(decoder.device)
         replay = (yield from recorded.run(0, rows)) if recorded and not layer else None
         if x is None and replay is None:
@@ -255,14 +256,6 @@ class PromptLoop:
             yield from self.arrival(layer)
         if placed and layer >= self._placed:
             self.placer.place(layer)
-
-    def _recorded(
-        self, method: DenseMethod, rows: Tensor, probes: Probes | None
-    ) -> RecordedRuns | None:
-        """Return what computes layers by recordings; None if no layer may be computed so."""
-        if self.recordings is None or self.capture is not None or self.eviction is not None:
-            return None
-        return self.recordings.of_prompt(self, method, rows, probes)
 
     def _view(
         self,

@@ -4,7 +4,7 @@ plan. A layer's KV cache holds its kept tokens in ascending order, then the ques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -218,22 +218,23 @@ class SparseLayerLoop:
         self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Return keys before RoPE and values of prompt rows, `[kept, kv_heads, head_dim]` each."""
-        device = self.decoder.device
-        parts_k, parts_v = [], []
-        system = self._layout.segments[0].tokens
-        if system:
+        parts = [*self._of_documents(documents_kv, layer, kept)]
+        if self._layout.segments[0].tokens:
             assert self.system is not None
             k, v = self.system.layer(layer)
-            parts_k.append(k.to(device))
-            parts_v.append(v.to(device))
+            parts.insert(0, (k.to(self.decoder.device), v.to(self.decoder.device)))
+        keys, values = zip(*parts, strict=True)
+        return torch.cat(keys), torch.cat(values)
+
+    def _of_documents(
+        self, documents_kv: Sequence[KeptTokens], layer: int, rows: Sequence[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield stored keys and values of those of the rows that are of a document, for each."""
         for document, document_kv in zip(self.prompt.documents, documents_kv, strict=True):
-            end = document.start + document.grid.tokens
-            local = [t - document.start for t in kept if max(system, document.start) <= t < end]
+            span = range(document.start, document.start + document.grid.tokens)
+            local = [row - document.start for row in rows if row in span]
             if local:
-                k, v = document_kv.rows(layer, local, device)
-                parts_k.append(k)
-                parts_v.append(v)
-        return torch.cat(parts_k), torch.cat(parts_v)
+                yield document_kv.rows(layer, local, self.decoder.device)
 
     def _with_padding(
         self,
@@ -248,15 +249,9 @@ class SparseLayerLoop:
         if not padding:
             return kept, k, v
         extra = torch.tensor(padding, dtype=torch.long, device=kept.device)
-        parts = []
-        for document, document_kv in zip(self.prompt.documents, documents_kv, strict=True):
-            span = range(document.start, document.start + document.grid.tokens)
-            local = [t - document.start for t in padding if t in span]
-            if local:
-                parts.append(document_kv.rows(layer, local, kept.device))
-        rope = self.decoder.ropes[layer]
-        pad_k = rope.rotate(torch.cat([k for k, _ in parts]), extra).transpose(0, 1)
-        pad_v = torch.cat([v for _, v in parts]).transpose(0, 1)
+        keys, values = zip(*self._of_documents(documents_kv, layer, padding), strict=True)
+        pad_k = self.decoder.ropes[layer].rotate(torch.cat(keys), extra).transpose(0, 1)
+        pad_v = torch.cat(values).transpose(0, 1)
         index, order = torch.cat([kept, extra]).sort()
         return index, torch.cat([k, pad_k], 1)[:, order], torch.cat([v, pad_v], 1)[:, order]
 

@@ -11,10 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from service.worker.device_copies import to_device
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.device_kernels import kernels_of
-from service.worker.layout import PromptLayout
+from service.worker.layout import PromptLayout, to_device
 from service.worker.methods.layer_view import CachedSegment, LayerView
 
 
