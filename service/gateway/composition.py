@@ -145,6 +145,10 @@ class Gateway:
     def _build_services(self, embedder: Embedder | None) -> None:
         """Build what routes ask for: the documents, answers and searches."""
         settings = self.settings
+
+        def current() -> Settings:
+            return self.settings
+
         embedder = embedder or make_embedder(settings)
         retriever = Retriever.in_folder(
             settings.data_dir,
@@ -155,7 +159,7 @@ class Gateway:
             index=hooks().vector_index(settings=settings, database=self._databases.catalog),
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
-        passages = PassageSearch(self.retriever, settings)
+        passages = PassageSearch(self.retriever, current)
         prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings)
         self.answers = AnswerService(
             worker=self.worker,
@@ -165,10 +169,10 @@ class Gateway:
                 self.retriever,
                 self.prompts,
                 self.default_methods,
-                settings,
+                current,
             ),
             preparer=RequestPreparer(
-                self.worker, passages, self.prompts, prefixes, settings, self._forms
+                self.worker, passages, self.prompts, prefixes, current, self._forms
             ),
             forms=self._forms,
             limiter=self.limiter,
@@ -177,13 +181,13 @@ class Gateway:
         )
         top_k = self.prompts.format.top_k
         self.searches = SearchService(
-            self.retriever, passages, self.limiter, settings, tracing=self._tracing, top_k=top_k
+            self.retriever, passages, self.limiter, current, tracing=self._tracing, top_k=top_k
         )
         self.rerankings = RerankService(
-            self.retriever, self.limiter, settings, self.prompts.tokenizer
+            self.retriever, self.limiter, current, self.prompts.tokenizer
         )
         self.embeddings = EmbeddingService(
-            embedder, self.retriever, self.limiter, settings, self._tracing
+            embedder, self.retriever, self.limiter, current, self._tracing
         )
         self.corpus = Corpus(
             database=self._databases.jobs,
@@ -290,15 +294,10 @@ class Gateway:
             for part in self.parts:
                 await part.settings_changed(settings, found.changed, found.need_restart)
             self._read = found.applied(self._read, read)
-            self._adopt(settings)
+            self.settings = settings
+            self._quotas.per_tenant = _per_tenant(settings)
+            self.limiter.limit(settings.max_waiting_tokens, settings.max_in_flight_per_key)
         return found
-
-    def _adopt(self, settings: Settings) -> None:
-        self.settings = settings
-        self._quotas.per_tenant = _per_tenant(settings)
-        self.limiter.limit(settings.max_waiting_tokens, settings.max_in_flight_per_key)
-        for part in (self.answers, self.searches, self.rerankings, self.embeddings):
-            part.adopt(settings)
 
     def give_up(self, reason: str) -> None:
         """Stop the service for a reason that will not pass by itself; the server polls it."""

@@ -25,7 +25,6 @@ from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
-from service.settings import Settings
 from service.shared.tracing import Tracing, attributes_of, span_name
 
 
@@ -119,11 +118,6 @@ class AnswerService:
         self._metrics = metrics
         self._tracing = tracing
         self._forms = forms
-
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on; what has begun keeps those it began with."""
-        self._validator.adopt(settings)
-        self._preparer.adopt(settings)
 
     async def open(self, requests: Sequence[GenerateRequest], call: CallContext) -> AnswerGroup:
         """Prepare answers; nothing is generated before their events are read.

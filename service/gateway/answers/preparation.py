@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from retriever import Chunk, ChunkSettings, Passage
@@ -95,7 +95,7 @@ class RequestPreparer:
         passages: PassageSearch,
         prompts: PromptBuilder,
         prefixes: ChunkPrefixes,
-        settings: Settings,
+        settings: Callable[[], Settings],
         forms: AnswerForms,
     ) -> None:
         self._worker = worker
@@ -104,10 +104,6 @@ class RequestPreparer:
         self._prefixes = prefixes
         self._settings = settings
         self._forms = forms
-
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
-        self._settings = settings
 
     async def prepare(
         self, plan: AnswerPlan, *, traceparent: str = "", prefetch: bool = True
@@ -217,7 +213,7 @@ class RequestPreparer:
         if plan.condense_s:
             plan.stages["condense"] = plan.condense_s
         plan.warnings = [*found.warnings, *plan.warnings]
-        room = min(plan.max_context - plan.prompt_tokens, self._settings.max_tokens_limit)
+        room = min(plan.max_context - plan.prompt_tokens, self._settings().max_tokens_limit)
         sampling = plan.sampling(room, prompts.format.max_tokens)
         if found.query is not None and not plan.passages:
             why = self._passages.why_nothing(request, found)
@@ -245,11 +241,11 @@ class RequestPreparer:
             tenant=plan.scope.tenant,
             traceparent=traceparent,
             token_fates=request.include_tokens,
-            cold=request.cold or self._settings.cold,
+            cold=request.cold or self._settings().cold,
             prefix_cache=request.prefix_cache,
             lora=plan.adapter,
             history=history,
-            history_mode=request.history or self._settings.history,
+            history_mode=request.history or self._settings().history,
             any_method=request.fusion is None or request.fusion.method == AUTO,
             view=view,
         )

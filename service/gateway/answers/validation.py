@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstitch.records.answers import Citation, Condense, RetrievalNote
@@ -118,16 +119,12 @@ class RequestValidator:
         retriever: AsyncRetriever,
         prompts: PromptBuilder,
         methods: DefaultMethods,
-        settings: Settings,
+        settings: Callable[[], Settings],
     ) -> None:
         self._worker = worker
         self._retriever = retriever
         self._prompts = prompts
         self._methods = methods
-        self._settings = settings
-
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
         self._settings = settings
 
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
@@ -149,7 +146,7 @@ class RequestValidator:
         fusion, eviction = self._methods.chosen(request, ready)
         turns = normalize_turns(sent, continues=request.continue_final_message)
         searched_for, warnings = question_of(turns), list[str]()
-        if len(searched_for) > (limit := self._settings.max_question_chars):
+        if len(searched_for) > (limit := self._settings().max_question_chars):
             searched_for = searched_for[-limit:]
             warnings = [f"documents are searched for the last {limit} characters of the question"]
         query = search_query(
@@ -157,7 +154,7 @@ class RequestValidator:
             searched_for,
             principal=call.principal,
             top_k=self._prompts.format.top_k,
-            settings=self._settings,
+            settings=self._settings(),
         )
         inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
@@ -169,7 +166,7 @@ class RequestValidator:
             fusion=fusion,
             eviction=eviction,
             adapter=adapter,
-            condense=request.condense or self._settings.condense,
+            condense=request.condense or self._settings().condense,
             max_context=max_context,
             estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],

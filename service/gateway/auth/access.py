@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from retriever.scope import EVERYTHING, View
+from retriever.scope import View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.keys import KEY_PREFIX, KeyStore, StoredKey
+from service.gateway.auth.keys import KEY_PREFIX, KeyStore, Sender, StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
 from service.plugins import IdentityProvider
 from service.settings.fields import SCOPES
@@ -34,19 +34,13 @@ _KEY_OR_TOKEN_NEEDED: Final = (
 
 
 @dataclass(frozen=True)
-class Principal:
+class Principal(Sender):
     """The sender of a request."""
 
-    tenant: str  # whose documents it sees; "": the unnamed tenant
-    key_id: str  # of its API key, or `sub:` and the subject of its token; "": it has neither
-    scopes: frozenset[str]
-    limits: Limits = field(default_factory=Limits)
     # Counts tokens of prompt and answer against the quotas of key and tenant.
     spend_tokens: Callable[[int], None] = field(
         default=lambda tokens: None, compare=False, repr=False
     )
-    adapter: str = ""  # the LoRA adapter that the key is bound to; "": none
-    view: View = EVERYTHING  # what it may read of the tenant's documents
 
     @property
     def credential(self) -> str:
@@ -138,7 +132,7 @@ class Access:
 
     def _principal(self, key_id: str, of: StoredKey | Identity, adapter: str = "") -> Principal:
         spend = partial(self._quotas.spend, of.tenant, key_id, of.limits)
-        return Principal(of.tenant, key_id, of.scopes, of.limits, spend, adapter, of.view)
+        return Principal(of.tenant, key_id, of.scopes, of.limits, adapter, of.view, spend)
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:

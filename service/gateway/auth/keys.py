@@ -15,7 +15,7 @@ import hmac
 import re
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Final
@@ -50,19 +50,25 @@ def _digest(secret: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class StoredKey:
+class Sender:
+    """What somebody may do."""
+
+    tenant: str  # whose documents they see; "": the unnamed tenant
+    key_id: str  # of an API key, or `sub:` and the subject of a token; "": they have neither
+    scopes: frozenset[str]
+    limits: Limits = field(default_factory=Limits)
+    adapter: str = ""  # the LoRA adapter that the key is bound to; "": none
+    view: View = EVERYTHING  # what they may read of the tenant's documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredKey(Sender):
     """A key without its secret. Times are in Unix seconds."""
 
-    key_id: str
     name: str
-    tenant: str
-    scopes: frozenset[str]
-    limits: Limits
     created: float
     expires: float | None
     revoked: float | None
-    adapter: str = ""  # the LoRA adapter that answers its requests; "": it is bound to none
-    view: View = EVERYTHING  # what it may read of its tenant's documents
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
@@ -108,10 +114,10 @@ class KeyStore:
                 f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(SCOPES)}",
                 field="scopes",
             )
-        for field, value in (("tenant", tenant), ("name", name), ("adapter", adapter)):
+        for what, value in (("tenant", tenant), ("name", name), ("adapter", adapter)):
             if len(value) > MAX_NAME_CHARS or not value.isprintable():
                 raise InvalidRequest(
-                    f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
+                    f"{what} may have up to {MAX_NAME_CHARS} printable characters", field=what
                 )
         if wrong := sorted(group for group in view.groups or () if not is_group(group)):
             raise InvalidRequest(f"{wrong[0]!r} cannot be a group: {GROUP_RULE}", field="groups")

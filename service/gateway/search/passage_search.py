@@ -77,12 +77,8 @@ class FoundPassages:
 class PassageSearch:
     """Searches for answers and for POST /v1/search alike. Stateless."""
 
-    def __init__(self, retriever: AsyncRetriever, settings: Settings) -> None:
+    def __init__(self, retriever: AsyncRetriever, settings: Callable[[], Settings]) -> None:
         self._retriever = retriever
-        self._settings = settings
-
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
         self._settings = settings
 
     async def search(
@@ -156,7 +152,7 @@ class PassageSearch:
             query.joined or query.text,
             found.passages,
             query.top_k,
-            deadline_s=self._settings.rerank_deadline_s,
+            deadline_s=self._settings().rerank_deadline_s,
         )
         result = replace(found, passages=done.passages, rerank_s=time.perf_counter() - started)
         if done.warning is None:

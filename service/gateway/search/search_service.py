@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 
@@ -24,7 +25,7 @@ class SearchService:
         retriever: AsyncRetriever,
         passages: PassageSearch,
         limiter: ConcurrencyLimiter,
-        settings: Settings,
+        settings: Callable[[], Settings],
         *,
         tracing: Tracing,
         top_k: int,
@@ -36,11 +37,6 @@ class SearchService:
         self._settings = settings
         self._tracing = tracing
         self._top_k = top_k
-
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
-        self._settings = settings
-        self._passages.adopt(settings)
 
     async def search(self, request: SearchRequest, call: CallContext) -> SearchResults:
         """Find passages. Raises KvstitchError."""
@@ -55,7 +51,7 @@ class SearchService:
         return found
 
     async def _found(self, request: SearchRequest, call: CallContext) -> SearchResults:
-        limit = self._settings.max_question_chars
+        limit = self._settings().max_question_chars
         if not request.query.strip():
             raise InvalidRequest("query is empty: send what to search for", field="query")
         if (length := len(request.query)) > limit:
@@ -67,7 +63,7 @@ class SearchService:
             request.query,
             principal=call.principal,
             top_k=max(1, self._top_k),
-            settings=self._settings,
+            settings=self._settings(),
         )
         self._retriever.require()
         slot = self._limiter.acquire(0, call.principal.key_id)

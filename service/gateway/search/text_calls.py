@@ -7,7 +7,7 @@ import base64
 import json
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -101,7 +101,7 @@ class EmbeddingService:
         embedder: Embedder,
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
-        settings: Settings,
+        settings: Callable[[], Settings],
         tracing: Tracing,
     ) -> None:
         """`embedder`: the retriever's, which starts and closes it."""
@@ -112,10 +112,6 @@ class EmbeddingService:
         self._limit = CallLimit(limiter, "/v1/embeddings")
         self._settings = settings
 
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
-        self._settings = settings
-
     def close(self) -> None:
         """Drop what waits; what is being computed ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -123,7 +119,7 @@ class EmbeddingService:
     async def embed(self, request: EmbeddingsRequest, call: CallContext) -> bytes:
         """Embed all inputs; return the body of the response, an EmbeddingsResponse as JSON."""
         texts = _texts(request)
-        check_texts(texts, "input", self._settings)
+        check_texts(texts, "input", self._settings())
         self._retriever.require()
         space = space_of(self._embedder)
         if request.model not in (None, space.name):
@@ -203,7 +199,7 @@ class RerankService:
         self,
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
-        settings: Settings,
+        settings: Callable[[], Settings],
         tokenizer: ServingTokenizer,
     ) -> None:
         """`tokenizer`: counts what a call takes of a quota."""
@@ -212,18 +208,14 @@ class RerankService:
         self._settings = settings
         self._tokenizer = tokenizer
 
-    def adopt(self, settings: Settings) -> None:
-        """Look at other settings from now on."""
-        self._settings = settings
-
     async def rerank(self, request: RerankRequest, call: CallContext) -> Reranking:
         """Score all documents, and sort them."""
         texts = request.texts
         if not request.query.strip():
             raise InvalidRequest("query is empty: send what to rank for", field="query")
-        check_texts([request.query], "query", self._settings)
-        check_texts(texts, "documents", self._settings)
-        name = self._settings.reranker_model
+        check_texts([request.query], "query", self._settings())
+        check_texts(texts, "documents", self._settings())
+        name = self._settings().reranker_model
         if name and request.model not in (None, name):
             raise ModelNotFound(
                 f"the reranker here is {name!r}, not {request.model!r}", field="model"
@@ -254,7 +246,7 @@ class RerankService:
         """Return the score of every text; higher is better."""
         if self._retriever.reranker is None:
             raise NoReranker("this service has no reranker: set KVSTITCH_RERANKER_URL")
-        timeout_s = self._settings.rerank_timeout_s
+        timeout_s = self._settings().rerank_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._retriever.reranker.scores(query, texts)

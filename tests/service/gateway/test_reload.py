@@ -85,7 +85,7 @@ def test_parts_look_at_the_new_settings(rig: Rig) -> None:
         answers._validator, answers._preparer, gateway.searches, gateway.searches._passages,
         gateway.rerankings, gateway.embeddings,
     ):  # fmt: skip
-        assert part._settings is gateway.settings
+        assert part._settings() is gateway.settings
     assert gateway._quotas.per_tenant.requests_per_minute == 5
     assert gateway._quotas.per_tenant.tokens_per_minute == 6
     slot = gateway.limiter.acquire(5, "k")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from service.errors import InvalidRequest
 from service.gateway.schemas.generate import Guided
@@ -12,6 +12,7 @@ from service.gateway.schemas.openai import (
     ResponseFormat,
     SampledRequest,
     StructuredOutputs,
+    TextFormat,
     TextOptions,
 )
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
@@ -35,16 +36,12 @@ def wanted_form(body: SampledRequest) -> WantedForm | None:
         InvalidRequest: It asks for several, or a schema is missing or not JSON.
     """
     found = [
-        form
-        for form in (
-            _of_response_format(body.response_format),
-            _of_structured_outputs(body.structured_outputs),
-            _schema("guided_json", body.guided_json),
-            _plain("guided_regex", "regex", body.guided_regex),
-            _plain("guided_choice", "choice", body.guided_choice or None),
-            _plain("guided_grammar", "grammar", body.guided_grammar),
-        )
-        if form is not None
+        *_of_format("response_format", body.response_format),
+        *_of_structured_outputs(body.structured_outputs),
+        *_of_value("guided_json", "json", body.guided_json),
+        *_of_value("guided_regex", "regex", body.guided_regex),
+        *_of_value("guided_choice", "choice", body.guided_choice or None),
+        *_of_value("guided_grammar", "grammar", body.guided_grammar),
     ]
     if len(found) > 1:
         raise InvalidRequest(
@@ -52,6 +49,12 @@ def wanted_form(body: SampledRequest) -> WantedForm | None:
             "one of the two",
             field=found[1].field,
         )
+    return found[0] if found else None
+
+
+def form_of_text(options: TextOptions | None) -> WantedForm | None:
+    """Return the form that `text` of the Responses API asks for, None for any."""
+    found = [] if options is None else _of_format("text.format", options.format)
     return found[0] if found else None
 
 
@@ -85,60 +88,32 @@ def with_tools(
     return WantedForm(form.field, calls(written, tools, or_json=schema, strict=strict))
 
 
-def form_of_text(options: TextOptions | None) -> WantedForm | None:
-    """Return the form that `text` of the Responses API asks for, None for any."""
-    wanted = None if options is None else options.format
+def _of_format(field: str, wanted: ResponseFormat | TextFormat | None) -> list[WantedForm]:
+    """Return the form that OpenAI's field asks for, if there is one."""
+    if wanted is None or wanted.type == "text":
+        return []
+    if wanted.type == "json_object":
+        return [WantedForm(field, {"json_object": True})]
+    if isinstance(wanted, ResponseFormat):
+        described, field = wanted.json_schema, f"{field}.json_schema"
+    else:
+        described = wanted
+    if described is None or described.schema_ is None:
+        raise InvalidRequest(f"{field}.schema is missing: send the schema", field=f"{field}.schema")
+    guided = {"json_schema": described.schema_, "strict": bool(described.strict)}
+    return [WantedForm(f"{field}.schema", guided)]
+
+
+def _of_structured_outputs(wanted: StructuredOutputs | None) -> list[WantedForm]:
+    """Return the form that vLLM's field asks for, if there is one."""
     if wanted is None:
-        return None
-    path = "text.format.schema"
-    return _of_format(wanted.type, "text.format", path, wanted.schema_, wanted.strict)
-
-
-def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
-    if wanted is None:
-        return None
-    schema = None if wanted.json_schema is None else wanted.json_schema.schema_
-    strict = None if wanted.json_schema is None else wanted.json_schema.strict
-    path = "response_format.json_schema.schema"
-    return _of_format(wanted.type, "response_format", path, schema, strict)
-
-
-def _of_format(
-    kind: Literal["text", "json_object", "json_schema"],
-    field: str,
-    schema_field: str,
-    schema: dict[str, Any] | None,
-    strict: bool | None,
-) -> WantedForm | None:
-    match kind:
-        case "text":
-            return None
-        case "json_object":
-            return WantedForm(field, {"json_object": True})
-        case "json_schema":
-            return _named_schema(schema_field, schema, strict=bool(strict))
-
-
-def _named_schema(field: str, schema: dict[str, Any] | None, *, strict: bool = False) -> WantedForm:
-    """Return the form of JSON of this schema, which must be there."""
-    if schema is None:
-        raise InvalidRequest(f"{field} is missing: send the schema", field=field)
-    return WantedForm(field, {"json_schema": schema, "strict": strict})
-
-
-def _of_structured_outputs(wanted: StructuredOutputs | None) -> WantedForm | None:
-    if wanted is None:
-        return None
+        return []
     found = [
-        form
-        for form in (
-            _schema("structured_outputs.json", wanted.json_),
-            _plain("structured_outputs.regex", "regex", wanted.regex),
-            _plain("structured_outputs.choice", "choice", wanted.choice),
-            _plain("structured_outputs.grammar", "grammar", wanted.grammar),
-            _plain("structured_outputs.json_object", "json_object", wanted.json_object or None),
-        )
-        if form is not None
+        *_of_value("structured_outputs.json", "json", wanted.json_),
+        *_of_value("structured_outputs.regex", "regex", wanted.regex),
+        *_of_value("structured_outputs.choice", "choice", wanted.choice),
+        *_of_value("structured_outputs.grammar", "grammar", wanted.grammar),
+        *_of_value("structured_outputs.json_object", "json_object", wanted.json_object or None),
     ]
     if len(found) != 1:
         raise InvalidRequest(
@@ -146,12 +121,15 @@ def _of_structured_outputs(wanted: StructuredOutputs | None) -> WantedForm | Non
             "json_object, regex, choice, grammar",
             field="structured_outputs",
         )
-    return found[0]
+    return found
 
 
-def _schema(field: str, value: dict[str, Any] | str | None) -> WantedForm | None:
+def _of_value(field: str, kind: str, value: Any) -> list[WantedForm]:
+    """Return the form of a field that holds it as it is; a schema may be JSON text."""
     if value is None:
-        return None
+        return []
+    if kind != "json":
+        return [WantedForm(field, {kind: value})]
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -159,11 +137,7 @@ def _schema(field: str, value: dict[str, Any] | str | None) -> WantedForm | None
             raise InvalidRequest(f"{field} is not JSON: {error}", field=field) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{field} must be a JSON schema, an object", field=field)
-    return _named_schema(field, value)
-
-
-def _plain(field: str, name: str, value: Any) -> WantedForm | None:
-    return None if value is None else WantedForm(field, {name: value})
+    return [WantedForm(field, {"json_schema": value, "strict": False})]
 
 
 def calls(

@@ -62,7 +62,7 @@ async def opened(folder: Path, reranker: Reranker | None) -> AsyncRetriever:
 
 
 def passages_of(retriever: AsyncRetriever, deadline_s: float = 30.0) -> PassageSearch:
-    return PassageSearch(retriever, Settings(rerank_deadline_s=deadline_s))
+    return PassageSearch(retriever, lambda: Settings(rerank_deadline_s=deadline_s))
 
 
 @pytest.fixture
