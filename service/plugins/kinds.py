@@ -125,7 +125,7 @@ class IdentityProvider(Protocol):
     """Says who sends a token that is no API key."""
 
     async def verify(self, token: str) -> Any:
-        """Return the `Identity` of whoever sends it; raises InvalidToken, IdentityUnavailable."""
+        """Return the `Sender`, of auth/keys.py; raises InvalidToken, IdentityUnavailable."""
 
     def metadata_url(self, request: Any) -> str | None:
         """Return where a client that lacks a token finds the issuer (RFC 9728); None: nowhere."""

@@ -8,7 +8,7 @@ from typing import Any
 from kvstitch_oidc.identity_settings import IdentitySettings
 from retriever.scope import EVERYTHING, View, is_group
 from service.errors import InvalidToken
-from service.gateway.auth.access import Identity
+from service.gateway.auth.keys import SUBJECT, Sender
 from service.gateway.auth.quotas import Limits
 from service.gateway.schemas.fields import composed
 from service.settings.fields import SCOPES, parts
@@ -31,11 +31,11 @@ class ClaimReader:
         quotas = [part.partition("=") for part in parts(settings.oidc_quotas)]
         self._quotas = {quota: claim for quota, _, claim in quotas}
 
-    def identity(self, claims: Mapping[str, Any]) -> Identity:
+    def identity(self, claims: Mapping[str, Any]) -> Sender:
         """Return what the claims say."""
-        return Identity(
-            subject=self._subject(claims),
+        return Sender(
             tenant=self._tenant(claims),
+            key_id=f"{SUBJECT}{self._subject(claims)}",
             scopes=self._granted(claims),
             view=self._view(claims),
             limits=Limits(**{quota: _limit(claims, quota, claim)

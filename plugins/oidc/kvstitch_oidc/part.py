@@ -71,7 +71,7 @@ async def redeem(
     redeemed = await sign_in.redeem(
         body.code, body.verifier, nonce=body.nonce, redirect_uri=body.redirect_uri
     )
-    request.state.principal = gateway.access.of_token(redeemed.identity)  # for the audit log
+    request.state.principal = gateway.access.principal(redeemed.identity)  # for the audit log
     response.headers.update(NEVER_KEPT)
     return {
         "token": redeemed.token,

@@ -25,7 +25,7 @@ from kvstitch_oidc.identity_settings import IdentitySettings
 from kvstitch_oidc.issuer import endpoint, request_json
 from kvstitch_oidc.tokens import TokenVerifier
 from service.errors import IdentityUnavailable, InvalidToken, SignInRefused
-from service.gateway.auth.access import Identity
+from service.gateway.auth.keys import Sender
 from service.settings.fields import parts
 
 MAX_EXCHANGES = 8  # at a time; anybody may ask for one
@@ -48,7 +48,7 @@ class Redeemed:
     """What a code was good for."""
 
     token: str
-    identity: Identity
+    identity: Sender
     name: str
     expires: int
     id_token: str

@@ -20,7 +20,7 @@ from kvstitch_oidc.issuer import Issuer
 from kvstitch_oidc.resource_metadata import metadata_url
 from kvstitch_oidc.signing_keys import SigningKeys
 from service.errors import InvalidToken
-from service.gateway.auth.access import Identity
+from service.gateway.auth.keys import Sender
 from service.settings.fields import parts
 
 MAX_TOKEN_CHARS = 16_384
@@ -55,7 +55,7 @@ class TokenVerifier:
         """Return where clients of MCP find the issuer; others are not led there."""
         return metadata_url(request)
 
-    async def verify(self, token: str) -> Identity:
+    async def verify(self, token: str) -> Sender:
         """Return who sends a token.
 
         Raises:
@@ -65,7 +65,7 @@ class TokenVerifier:
         """
         return self.identity(await self.claims(token))
 
-    def identity(self, claims: Mapping[str, Any]) -> Identity:
+    def identity(self, claims: Mapping[str, Any]) -> Sender:
         """Return what the claims of a verified token say; raises InvalidToken."""
         return self._claims.identity(claims)
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from retriever.scope import View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.keys import KEY_PREFIX, KeyStore, Sender, StoredKey
-from service.gateway.auth.quotas import Limits, Quotas
+from service.gateway.auth.keys import KEY_PREFIX, SUBJECT, KeyStore, Sender
+from service.gateway.auth.quotas import Quotas
 from service.plugins import IdentityProvider
 from service.settings.fields import SCOPES
 from service.shared.fleet_secret import is_loopback
@@ -46,22 +45,10 @@ class Principal(Sender):
     def credential(self) -> str:
         """What it was let in by, for messages."""
         if self.key_id.startswith(SUBJECT):
-            return f"the token of {self.key_id.removeprefix(SUBJECT)}"
+            return f"the token of {self.subject}"
         return f"the API key {self.key_id}"
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Who sends a token, and what it may do; attributes as `Principal`'s."""
-
-    subject: str
-    tenant: str
-    scopes: frozenset[str]
-    view: View
-    limits: Limits
-
-
-SUBJECT: Final = "sub:"
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
@@ -101,8 +88,8 @@ class Access:
         IdentityUnavailable if a token cannot be verified now."""
         sent_key = _key_in(headers)
         if self._tokens is not None and sent_key is not None and _is_token(sent_key):
-            identity: Identity = await self._tokens.verify(sent_key)
-            return self.of_token(identity)
+            sender: Sender = await self._tokens.verify(sent_key)
+            return self.principal(sender)
         is_open = self.open
         if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):
             if is_open:
@@ -113,7 +100,7 @@ class Access:
             raise Unauthenticated(
                 "the API key is not valid: it was mistyped, revoked, or has expired"
             )
-        return self._principal(key.key_id, key, key.adapter)
+        return self.principal(key)
 
     async def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
         """Let a request through, which counts against requests per minute if `counted`. Raises
@@ -126,13 +113,13 @@ class Access:
         if counted:
             await self._quotas.enter(principal.tenant, principal.key_id, principal.limits)
 
-    def of_token(self, sender: Identity) -> Principal:
-        """Return the sender whom a verified token names."""
-        return self._principal(f"{SUBJECT}{sender.subject}", sender)
-
-    def _principal(self, key_id: str, of: StoredKey | Identity, adapter: str = "") -> Principal:
-        spend = partial(self._quotas.spend, of.tenant, key_id, of.limits)
-        return Principal(of.tenant, key_id, of.scopes, of.limits, adapter, of.view, spend)
+    def principal(self, sender: Sender) -> Principal:
+        """Return a sender whose key or token was verified."""
+        spend = partial(self._quotas.spend, sender.tenant, sender.key_id, sender.limits)
+        return Principal(
+            sender.tenant, sender.key_id, sender.scopes, sender.limits, sender.adapter, sender.view,
+            spend,
+        )  # fmt: skip
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:

@@ -34,6 +34,7 @@ MAX_NAME_CHARS = 64
 REFRESH_S = 1.0
 MAX_AGE_S = 60.0
 KEY_PREFIX: Final = "kvs_"
+SUBJECT: Final = "sub:"
 _KEY = re.compile(r"kvs_([0-9a-f]{16})_([0-9a-f]{64})")
 _Row = tuple[Any, ...]
 
@@ -59,6 +60,11 @@ class Sender:
     limits: Limits = field(default_factory=Limits)
     adapter: str = ""  # the LoRA adapter that the key is bound to; "": none
     view: View = EVERYTHING  # what they may read of the tenant's documents
+
+    @property
+    def subject(self) -> str:
+        """Of a token."""
+        return self.key_id.removeprefix(SUBJECT)
 
 
 @dataclass(frozen=True, kw_only=True)
