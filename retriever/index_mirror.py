@@ -109,34 +109,3 @@ class IndexMirror:
         self._index.complete()
         self._state = state
         logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))
-
-
-class OwnChanges:
-    """In place of a mirror where documents are only stored: others search."""
-
-    current = True
-
-    def __init__(self, index: VectorSearch | None, embedder: Embedder) -> None:
-        self._index = index
-        self._embedder = embedder
-
-    def start(self) -> str | None:
-        """Nothing is loaded or rebuilt."""
-        if self._index is not None:
-            self._index.reset(space_of(self._embedder).dim)
-        return None
-
-    def catch_up(self) -> None:
-        """What others store is theirs."""
-
-    def apply(self, done: IngestResult, vectors: Vectors, scope: Scope) -> None:
-        """As of `IndexMirror`."""
-        if self._index is not None and done.status != "unchanged":
-            ids = [chunk.chunk_id for chunk in done.chunks]
-            self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
-
-    def record(self, state: CatalogState) -> None:
-        """Nothing mirrors the catalog."""
-
-    def save(self) -> None:
-        """Nothing is held."""

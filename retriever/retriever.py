@@ -29,7 +29,7 @@ from retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
 from retriever.index.scope_index import BuildStopped, Stopped
 from retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
 from retriever.index.vector_search import VectorSearch
-from retriever.index_mirror import IndexMirror, OwnChanges
+from retriever.index_mirror import IndexMirror
 from retriever.ingest import DocumentEmbedder, EmbeddedDocument
 from retriever.prefixes.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
@@ -61,12 +61,13 @@ class Retriever:
         chunking: ChunkSettings,
         *,
         index_dir: Path | None = None,
+        mirror: IndexMirror | None = None,
     ) -> None:
         self.catalog = catalog
         self.index = index
         self._embedder = embedder
         self.embedding = DocumentEmbedder(catalog, embedder, chunking)
-        self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
+        self._mirror = mirror or IndexMirror(catalog, index, embedder, index_dir)
         self.prefix_chunks = PrefixChunks(catalog, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
@@ -87,21 +88,6 @@ class Retriever:
         if index is None:
             index = VectorIndex(exact_up_to=exact_up_to)
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
-
-    @classmethod
-    def for_storing(
-        cls,
-        database: Database,
-        embedder: Embedder,
-        chunking: ChunkSettings,
-        *,
-        index: VectorSearch | None = None,
-    ) -> Retriever:
-        """A retriever that stores documents in a catalog that others search, by the thousands."""
-        held = VectorIndex() if index is None else index
-        made = cls(Catalog(database), held, embedder, chunking)
-        made._mirror = OwnChanges(index, embedder)
-        return made
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog."""

@@ -86,11 +86,14 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
     """Remove chunks. Their texts must be those they were added with: FTS5 does not keep them."""
     tables = _tables(write, scope_id)
     rows = [("delete", chunk_id, title, text) for chunk_id, title, text in chunks]
-    if tables.old:  # an old table keeps what it has: searches leave out what is not there any more
-        own = _own_ids(write, tables, [row[1] for row in rows])
-        rows = [row for row in rows if row[1] in own]
     if not rows or not tables.made:
         return
+    if tables.old:  # an old table keeps what it has: searches leave out what is not there any more
+        own = f"SELECT id FROM {tables.new}_docsize WHERE id IN (SELECT value FROM json_each(?))"
+        ids = json.dumps([row[1] for row in rows])
+        there = set(write.exec_driver_sql(own, (ids,)).scalars())
+        if not (rows := [row for row in rows if row[1] in there]):
+            return
     table = tables.new
     write.exec_driver_sql(
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
@@ -135,9 +138,14 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
         terms = searched_terms(query, _counts(words, tables, query.terms))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
-        further = f"{among} {_not_in_new(tables)}"
-        expression = _old_expression(query.terms[:MAX_QUERY_WORDS])
-        found += _ranked(connection, old, expression, further, ids, k)
+        # Chunks that there are, and that the new table has not.
+        further = f"{among} AND +rowid IN (SELECT chunk_id FROM chunks)"
+        if tables.made:
+            further += f" AND +rowid NOT IN (SELECT id FROM {tables.new}_docsize)"
+        # Single words alone: the other table's own tokenizer cuts and stems them.
+        phrases = (each for term in query.terms[:MAX_QUERY_WORDS] for each in term.spellings)
+        words_alone = dict.fromkeys(f'"{phrase[0]}"' for phrase in phrases if len(phrase) == 1)
+        found += _ranked(connection, old, " OR ".join(words_alone), further, ids, k)
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
@@ -214,33 +222,12 @@ def _ranked(
     return [(int(chunk_id), float(score)) for chunk_id, score in found]
 
 
-def _old_expression(terms: Sequence[Term]) -> str:
-    """Single words alone: the other table's own tokenizer cuts and stems them."""
-    words = (phrase[0] for term in terms for phrase in term.spellings if len(phrase) == 1)
-    return " OR ".join(f'"{word}"' for word in dict.fromkeys(words))
-
-
 def _among(allowed_ids: Collection[int] | None) -> tuple[str, tuple[str, ...]]:
     if allowed_ids is None:
         return "", ()
     # The plus keeps SQLite from asking for each of these rows whether it matches, which takes
     # hundreds of times as long as looking up here what matches.
     return "AND +rowid IN (SELECT value FROM json_each(?))", (json.dumps(list(allowed_ids)),)
-
-
-def _not_in_new(tables: _Tables) -> str:
-    """Chunks that there are, and that the new table has not."""
-    there = "AND +rowid IN (SELECT chunk_id FROM chunks)"
-    return there + (
-        f" AND +rowid NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
-    )
-
-
-def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) -> set[int]:
-    if not tables.made:
-        return set()
-    query = f"SELECT id FROM {tables.new}_docsize WHERE id IN (SELECT value FROM json_each(?))"
-    return set(connection.exec_driver_sql(query, (json.dumps(list(chunk_ids)),)).scalars())
 
 
 def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch_ray.bulk.range_queue import RangeQueue
-from retriever import Retriever
+from kvstitch_ray.bulk.storing import storing_retriever
 from retriever.catalog.tables import catalog_database
 from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
@@ -101,11 +101,8 @@ class BulkCorpus:
         self._catalog = catalog_database(settings.database, connections=CONNECTIONS)
         self._jobs = shared_database(settings.database, self.owner, connections=CONNECTIONS)
         index = hooks().vector_index(settings=settings, database=self._catalog)
-        retriever = Retriever.for_storing(
-            self._catalog,
-            make_embedder(settings),
-            self._prompts.chunking(),
-            index=index,
+        retriever = storing_retriever(
+            self._catalog, make_embedder(settings), self._prompts.chunking(), index=index
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()

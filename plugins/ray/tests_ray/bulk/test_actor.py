@@ -16,6 +16,7 @@ from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Run
 from kvstitch_ray.bulk.sources import source
+from kvstitch_ray.bulk.storing import storing_retriever
 from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.tables import catalog_database
 from service.settings import Settings
@@ -108,7 +109,7 @@ def test_prefixes_are_chosen_among_the_whole_range(
     assert progress.stored == 42, "though each chunk is stored twice"
     shared = catalog_database(postgresql_url)
     embedder = EndpointEmbedder(endpoint, "hashing", revision="1")
-    retriever = Retriever.for_storing(shared, embedder, ChunkSettings(WordCounter(), 64))
+    retriever = storing_retriever(shared, embedder, ChunkSettings(WordCounter(), 64))
     retriever.start()
     prefixes, scope = retriever.prefix_chunks, Scope("", "default")
     ids = [retriever.catalog.chunks_of(f"d{n}", scope=scope)[0].chunk_id for n in range(1, 41)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvstitch_ray.bulk.storing import storing_retriever
 from retriever import ChunkSettings, Document, Retriever, VectorIndex
 from retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter
@@ -14,7 +15,7 @@ DOCUMENTS = [Document(f"d{n}", f"Words of number {n}. " * 8) for n in range(3)]
 
 def storing(tmp_path: Path, index: VectorIndex | None = None) -> Retriever:
     database = catalog_database(tmp_path / "catalog.db")
-    made = Retriever.for_storing(database, HashingEmbedder(), CHUNKING, index=index)
+    made = storing_retriever(database, HashingEmbedder(), CHUNKING, index=index)
     made.start()
     return made
 
