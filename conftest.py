@@ -11,6 +11,8 @@ from zlib import crc32
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.data_folder import data_folder
 from tests.postgresql_server import DATABASES, PostgresqlServer
@@ -34,6 +36,30 @@ FIRST = (
     "tests/service/worker/test_process.py",
     "tests/service/worker/test_shared_process.py",
 )
+
+# They ask the service that tests/e2e/conftest.py starts for a whole session: one process has it.
+ONE_SERVICE = tuple(
+    f"tests/e2e/{name}.py"
+    for name in (
+        "console/test_console", "console/test_console_access", "console/test_console_chat",
+        "console/test_console_jobs", "console/test_console_layout",
+        "console/test_console_markdown", "faults/test_bad_input", "test_gate", "test_reuse",
+        "test_streaming",
+    )
+)  # fmt: skip
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """One file after the other goes to a process that is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "one service" if file in ONE_SERVICE else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 # Of an exhaustive module's combinations, one in so many is part of `make test`.

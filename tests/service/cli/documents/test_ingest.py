@@ -22,7 +22,7 @@ from service.cli.documents.sources import (
     scan,
 )
 from tests.service.gateway.conftest import folder, rig
-from tests.service.gateway.rig import Rig, until
+from tests.service.gateway.rig import Rig
 
 __all__ = ["folder", "rig"]
 
@@ -130,8 +130,7 @@ def test_what_was_deleted_can_be_ingested_again(rig: Rig, files: Path) -> None:
 def test_a_batch_that_is_under_way_is_not_sent_again(rig: Rig) -> None:
     """What a second `ingest` of the same files finds while the first one's job is open."""
     assert rig.worker is not None
-    rig.call(rig.worker.stop)
-    until(lambda: rig.http.get("/health/ready").status_code == 503, "the worker is away")
+    rig.worker.chunks_held = True
     batch = [DocumentToSend(f"{n}.txt", "text/plain", b"word %d" % n) for n in range(30)]
     with Client(rig.url) as client:
         first = submit(client, batch, collection=None, metadata={})
