@@ -11,7 +11,6 @@ from zlib import crc32
 
 import pytest
 from hypothesis import settings
-from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.data_folder import data_folder
@@ -58,7 +57,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile | None:
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
