@@ -29,7 +29,6 @@ from service.worker.methods.fusion.full_reuse import Method as FullReuse
 from service.worker.methods.fusion.legolink import Method as LegoLink
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import (
     add_folder,
@@ -38,7 +37,6 @@ from service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
-from service.worker.methods.selection import OUTLIER_SIGMAS
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
@@ -50,9 +48,9 @@ from service.worker.model.model_facts import read_calibration
 from service.worker.sequences.reuse import HistoryKV
 
 __all__ = [
-    "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",
+    "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder",
     "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
-    "KVPool", "LegoLink", "Pie", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV", "Vanilla",
+    "KVPool", "LegoLink", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "Vanilla",
     "add_folder", "add_lora", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
     "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "kernel_weights",
     "load_model", "make_eviction", "make_fusion", "model_fingerprint", "read_calibration",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.plugins import hookimpl
 
-FUSION = ("agentkvshift", "fusionrag", "infoflow", "prophetkv", "relaxkv")
+FUSION = ("agentkvshift", "fusionrag", "infoflow", "prophetkv", "relaxkv", "samkv")
 EVICTION = ("gemfilter", "kvec")
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstitch_methods.samkv.selection import SketchedDocument, SketchedPrompt
+from kvstitch_methods.samkv.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
+from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
+from kvstitch_methods.samkv.sparse_method import SparseMethod
 from kvstore import EncodedChunk
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.kv_placement import PromptKV
 from service.worker.forward.prefill import Capture, prefill
-from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import SketchedPrompt, SparseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.selection import SketchedDocument
-from service.worker.methods.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
@@ -83,7 +83,7 @@ def prefill_sparse(
             ends.append(WholeChunk(chunk))
     prompt = SketchedPrompt(layout, documents, facts)
     loop = SparseLayerLoop(decoder, prompt, cached[0], ends, kv, fetch=_nothing_to_read)
-    return run(method.run(loop))
+    return run(method.passes(loop))
 
 
 def compute_sketch(

@@ -32,6 +32,7 @@ from service.worker.loading.loader import Loader
 from service.worker.loading.planner import FullPrefillTimer, Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.prompt_loads import MissingChunks, PromptLoads
+from service.worker.methods.registry import chunk_extra
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
@@ -60,7 +61,7 @@ class EngineOptions:
     # whether documents are computed that would take longer to load; if not, everything that is
     # stored is loaded. Chunks in the memory tier are always used
     planner: bool = True
-    # whether a sketch is computed with every chunk, for SamKV; else when it asks
+    # whether what a method needs beside chunks is computed with each; else when it asks
     sketches: bool = False
     # whether answered prompts are kept for requests that begin with them
     prefix_cache: bool = False
@@ -108,7 +109,8 @@ class Engine:
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
         chunks = ChunkPrefill(decoder, loader.load_chunk)
-        self.precompute_queue = PrecomputeQueue(chunks, loader, sketches=options.sketches)
+        extra = chunk_extra() if options.sketches else None
+        self.precompute_queue = PrecomputeQueue(chunks, loader, extra=extra)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._loads = PromptLoads(loader, self.planner if options.planner else None)

@@ -1,4 +1,4 @@
-"""Computes the KV of chunks, and their sketches, behind the tokens that their addresses name.
+"""Computes the KV of chunks, and what methods need beside it, behind what their addresses name.
 
     S ‖ other chunks │ chunk 1
     ─── parts ───────┤ chunk 2
@@ -14,9 +14,9 @@ attends to the parts and to itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from kvstore import EncodedChunk, encode_chunk
 from service.worker.forward.kv_placement import kv_placer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import CachedSegment
-from service.worker.methods.sketch import ChunkLayer, Sketch, SketchBuilder
+from service.worker.methods.layer_view import CachedSegment, ChunkExtra, ChunkLayer, ExtraBuilder
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import chunk_prefill
@@ -59,9 +58,10 @@ class ComputedChunk:
     """A chunk that was computed here, encoded for the store."""
 
     chunk: EncodedChunk
-    # its sketch, with the rounding that storing causes; None if none was asked for
-    sketch: Sketch | None
     flops: float  # operations that this took, with those of its prefix if that was not at hand
+    # what was asked for beside it, with its tensors as they are stored
+    extra: ChunkExtra | None = None
+    extra_tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Rows:
     end: int
     k: list[Tensor]
     v: list[Tensor]
-    sketch: SketchBuilder | None
+    extra: ExtraBuilder | None
 
 
 class ChunkPrefill:
@@ -86,13 +86,13 @@ class ChunkPrefill:
         self.write: Write | None = None
         self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
 
-    def compute(self, address: Address, *, sketch: bool = False) -> Steps[ComputedChunk]:
-        """Compute the chunk at `address`, and its sketch if that is wanted."""
-        [computed] = yield from self.compute_together([address], sketch=sketch)
+    def compute(self, address: Address, *, extra: ChunkExtra | None = None) -> Steps[ComputedChunk]:
+        """Compute the chunk at `address`, and what is wanted beside it."""
+        [computed] = yield from self.compute_together([address], extra=extra)
         return computed
 
     def compute_together(
-        self, addresses: Sequence[Address], *, sketch: bool = False
+        self, addresses: Sequence[Address], *, extra: ChunkExtra | None = None
     ) -> Steps[list[ComputedChunk]]:
         """Compute chunks of one LoRA adapter behind the same parts; pauses after every layer or
         earlier."""
@@ -105,9 +105,9 @@ class ChunkPrefill:
                 stored, cost = yield from self._part(part)
                 parts.append(stored)
                 before += cost
-            # A sketch says where a chunk's tokens look within it, which the first prefix shows.
-            first = not runs
-            rows = yield from chunk_rows(decoder, addresses, needed, parts, sketch=sketch and first)
+            # Extra tensors say how a chunk's tokens look at it, which the first prefix shows.
+            first = extra if not runs else None
+            rows = yield from chunk_rows(decoder, addresses, needed, parts, extra=first)
             runs.append(rows)
         pin = decoder.device.type == "cuda"
         computed = []
@@ -117,12 +117,8 @@ class ChunkPrefill:
                 chunk_prefill(decoder, len(address.ids), behind=prefix)
                 for prefix in address.prefix_lengths
             )
-            as_stored = None
-            if chunk.sketch is not None:
-                # Encoded and decoded as the store would do it, so that this prompt selects the
-                # same blocks as a later one that reads the stored sketch.
-                as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(decoder.device)
-            computed.append(ComputedChunk(encoded, as_stored, before + flops))
+            tensors = {} if chunk.extra is None else chunk.extra.tensors()
+            computed.append(ComputedChunk(encoded, before + flops, extra, tensors))
             before = 0.0  # counted once
             if address.part_key:  # others are computed behind it
                 raw = replace(address.spec, codec="raw")
@@ -181,7 +177,7 @@ def chunk_rows(
     behind: Sequence[Address],
     parts: Sequence[CachedSegment],
     *,
-    sketch: bool = False,
+    extra: ChunkExtra | None = None,
 ) -> Steps[list[Rows]]:
     """Compute keys before RoPE and values of chunks at every layer."""
     device = decoder.device
@@ -195,7 +191,7 @@ def chunk_rows(
         start, end = end, end + len(address.ids)
         stop = before.tokens + end - start
         positions = torch.arange(before.tokens, stop, device=device)
-        builder = SketchBuilder(0) if sketch else None
+        builder = None if extra is None else extra.builder()
         chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
     # One after the other, the chunks attend in the same place behind the parts.
     longest = max(len(address.ids) for address in addresses)
@@ -239,10 +235,10 @@ def _write(
     write_rows(decoder.ropes[layer], *kv, k, v, chunk.positions)
     chunk.k.append(k)
     chunk.v.append(v)
-    if chunk.sketch is not None:
+    if chunk.extra is not None:
         fresh, rotated = queries
         rule = decoder.rules[layer]
-        chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, decoder.scale, rule))
+        chunk.extra.add(ChunkLayer(rotated, kv[0], fresh, k, decoder.scale, rule))
     return kv
 
 

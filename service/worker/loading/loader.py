@@ -10,19 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
+from kvstore import EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
 from service.worker.loading.cost_model import TierEstimates
-from service.worker.loading.segment_load import DocumentEnds
-from service.worker.methods import sketch
-from service.worker.methods.sketch import BlockGrid
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.model.addressing import Address
 
 T = TypeVar("T")
@@ -89,7 +87,7 @@ class Loader:
         keys = {address.key for address in addresses}
         held = self.store.locate(keys, memory_only=True)
         if len(held) < len(keys):
-            return self._run(lambda: then(self.store.locate(keys)), lookup=True)
+            return self.run(lambda: then(self.store.locate(keys)), lookup=True)
         found: Future[None] = Future()
         try:
             then(held)
@@ -115,7 +113,7 @@ class Loader:
         if not already_read and tier == MEMORY:
             self._read_whole(stream)
         elif not already_read:
-            self._run(lambda: self._advance(stream, 0))
+            self.run(lambda: self._advance(stream, 0))
         return stream
 
     def leave(self, stream: ChunkStream) -> None:
@@ -126,7 +124,7 @@ class Loader:
             stream.users -= 1
             promote = stream.users == 0 and stream.complete and len(stream.parts) > 1
         if promote and self._promotes:
-            self._run(lambda: self._promote(stream.address))
+            self.run(lambda: self._promote(stream.address))
 
     def bytes_left(self) -> dict[str, float]:
         """Return bytes still to be read of all streams, by tier."""
@@ -160,7 +158,7 @@ class Loader:
             if not stream.done:
                 with self._lock:
                     stream.turn_bytes = self._turn_bytes(stream)
-                self._run(lambda: self._advance(stream, number + 1))
+                self.run(lambda: self._advance(stream, number + 1))
 
     def _read_whole(self, stream: ChunkStream) -> None:
         with self._reading(stream):
@@ -210,58 +208,35 @@ class Loader:
 
     def load_chunk(self, address: Address) -> Future[EncodedChunk | None]:
         """Read a whole chunk; None if it is not stored."""
-        return self._run(lambda: self.read(address).chunk)
-
-    def load_ends(self, address: Address) -> Future[DocumentEnds]:
-        """Read a chunk's sketch and its first and last blocks."""
-        return self._run(lambda: self._read_ends(address))
-
-    def load_blocks(
-        self, address: Address, blocks: Mapping[int, Collection[int]]
-    ) -> Future[BlocksOutcome]:
-        """Read these blocks, by layer."""
-        return self._run(lambda: self.store.read_blocks(address.key, blocks, address.spec))
+        return self.run(lambda: self.read(address).chunk)
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Store a chunk, and its sketch if it has one."""
+        """Store a chunk, and what was computed beside it."""
 
         def work() -> bool:
             stored = bool(self.store.contains([address.key]))
             if not stored:
                 stored = self.store.put(address.key, computed.chunk, address.owner)
-            if computed.sketch is None:
+            if (extra := computed.extra) is None:
                 return stored
-            tensors = computed.sketch.tensors()
             kept = self.store.put_extra(
-                address.key, sketch.NAME, sketch.VERSION, tensors, address.owner
+                address.key, extra.name, extra.version, computed.extra_tensors, address.owner
             )
             return kept and stored
 
-        return self._run(work)
+        return self.run(work)
 
-    def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
-        """Return whether the chunk and, if asked for, its sketch are stored; reads here."""
+    def is_complete(self, address: Address, extra: ChunkExtra | None) -> bool:
+        """Return whether the chunk and what is wanted beside it are stored; reads here."""
         store = self.store
         return bool(store.contains([address.key])) and (
-            not with_sketch
-            or store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
+            extra is None or store.read_extra(address.key, extra.name, extra.version) is not None
         )
-
-    def _read_ends(self, address: Address) -> DocumentEnds:
-        started = time.monotonic()
-        extra = self.store.read_extra(address.key, sketch.NAME, sketch.VERSION)
-        if extra is None:
-            return DocumentEnds(None, None, time.monotonic() - started)
-        ends = BlockGrid(address.spec.tokens).fixed
-        layers = dict.fromkeys(range(address.spec.layers), ends)
-        outcome = self.store.read_blocks(address.key, layers, address.spec)
-        decoded = sketch.Sketch.of(extra.tensors)
-        return DocumentEnds(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
         """Read chunks before their request comes; the store moves them into the memory tier."""
         for address in addresses:
-            self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
+            self.run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
     def _read_ahead(self, address: Address) -> None:
         tier = self.store.locate([address.key]).get(address.key)
@@ -300,7 +275,8 @@ class Loader:
         problems = tuple(dict.fromkeys((*note.problems, *outcome.problems)))
         return replace(outcome, tier=tier, seconds=seconds, problems=problems)
 
-    def _run(self, work: Callable[[], T], *, lookup: bool = False) -> Future[T]:
+    def run(self, work: Callable[[], T], *, lookup: bool = False) -> Future[T]:
+        """Do some work on a loader thread."""
         pool = self._lookups if lookup else self._pool
         assert pool is not None, "start the loader first"
         future = pool.submit(work)

@@ -1,6 +1,6 @@
 """The queue of chunks that are computed and stored while no request needs the engine. Chunks
 that stand behind the same parts are computed together, as many as fill a tile of rows. A chunk
-that is stored without a wanted sketch is computed again, and only the sketch is added."""
+that is stored without wanted extra tensors is computed again, and only these are added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from service.messages.replies import Precomputed
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
-from service.worker.loading.segment_load import Load, PartialLoad
+from service.worker.loading.segment_load import Load
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.model.addressing import Address
 from service.worker.steps import Steps
 
@@ -35,7 +36,7 @@ class Task:
     address: Address
     id: str | None
     chunk_id: int
-    sketch: bool = False
+    extra: ChunkExtra | None = None
     started_at: float = 0.0
     write: Future[bool] | None = None
     bytes: int = 0
@@ -43,20 +44,22 @@ class Task:
     alone: bool = False
 
     @property
-    def kind(self) -> tuple[bool, str, list[list[str]]]:
-        """Sketch or not, LoRA adapter, and what the chunk stands behind; alike for those
+    def kind(self) -> tuple[ChunkExtra | None, str, list[list[str]]]:
+        """Extra tensors, LoRA adapter, and what the chunk stands behind; alike for those
         together."""
         behind = [[part.key for part in parts] for parts in self.address.all_parts]
-        return self.sketch, self.address.lora, behind
+        return self.extra, self.address.lora, behind
 
 
 class PrecomputeQueue:
     """The queue; `advance` runs one step of the computation of some chunks."""
 
-    def __init__(self, chunks: ChunkPrefill, loader: Loader, *, sketches: bool = False) -> None:
+    def __init__(
+        self, chunks: ChunkPrefill, loader: Loader, *, extra: ChunkExtra | None = None
+    ) -> None:
         self._chunks = chunks
         self._loader = loader
-        self._sketches = sketches
+        self._extra = extra
         self._queue: deque[Task] = deque()
         self._purged: OrderedDict[str, None] = OrderedDict()
         self._current: list[Task] = []
@@ -86,9 +89,14 @@ class PrecomputeQueue:
         return len(self._queue) + len(self._writing) + len(self._current)
 
     def add(
-        self, address: Address, *, id: str | None = None, chunk_id: int = -1, sketch: bool = False
+        self,
+        address: Address,
+        *,
+        id: str | None = None,
+        chunk_id: int = -1,
+        extra: ChunkExtra | None = None,
     ) -> None:
-        """Add a chunk, perhaps with its sketch; for a write-back (without `id`) only if it is
+        """Add a chunk, perhaps with extra tensors; for a write-back (without `id`) only if it is
         neither queued nor purged."""
         if id is None:
             waiting = (*self._queue, *self._current)
@@ -98,13 +106,13 @@ class PrecomputeQueue:
                 return
         else:
             self._purged.pop(address.key, None)
-        self._queue.append(Task(address, id, chunk_id, sketch or self._sketches))
+        self._queue.append(Task(address, id, chunk_id, extra or self._extra))
 
     def add_missed(self, loads: Iterable[Load | None]) -> None:
         """Add the chunks that a prompt did not find, or found damaged."""
         for load in loads:
             if load is not None and load.missed:
-                self.add(load.address, sketch=isinstance(load, PartialLoad))
+                self.add(load.address, extra=load.extra)
 
     def store(self, address: Address, computed: ComputedChunk) -> None:
         """Store a chunk that a request has computed, unless the chunk was purged meanwhile."""
@@ -217,9 +225,7 @@ class PrecomputeQueue:
         for task in self._current:
             task.started_at = time.monotonic()
         missing = [
-            task
-            for task in self._current
-            if not self._loader.is_complete(task.address, with_sketch=task.sketch)
+            task for task in self._current if not self._loader.is_complete(task.address, task.extra)
         ]
         for task in self._current:
             if task not in missing:
@@ -229,7 +235,7 @@ class PrecomputeQueue:
         self._current = missing
         if missing:
             addresses = [task.address for task in missing]
-            self._steps = self._chunks.compute_together(addresses, sketch=missing[0].sketch)
+            self._steps = self._chunks.compute_together(addresses, extra=missing[0].extra)
 
     def _take(self) -> list[Task]:
         """Take from the queue what is computed together next."""

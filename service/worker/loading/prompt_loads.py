@@ -19,8 +19,9 @@ from service.worker.loading.load_plan import (
 from service.worker.loading.loader import Loader
 from service.worker.loading.planner import FASTER, LATE, WHOLE, Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import RECOMPUTE, Load, Loads, PartialLoad, SegmentLoad
-from service.worker.methods.bases.fusion import Reads
+from service.worker.loading.segment_load import RECOMPUTE, Load, Loads, SegmentLoad
+from service.worker.methods.bases.fusion import PartialMethod, Reads
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.steps import Steps, Within
 
 
@@ -49,20 +50,11 @@ class PromptLoads:
 
     def start(self, prompt: PromptToLoad, loads: Loads) -> None:
         """Start to read what the prompt's method reads."""
-        reads, loader = prompt.method.reads, self.loader
-        if reads is Reads.NOTHING:
+        method, loader = prompt.method, self.loader
+        if method.reads is Reads.NOTHING:
             return
-        system, *documents = prompt.addresses
-        if reads is Reads.PARTS:
-            whole = None
-            if system is not None:
-                whole = SegmentLoad(address=system, stream=loader.join(system, None), plan="")
-            parts = [
-                None if address is None
-                else PartialLoad(address=address, ends=loader.load_ends(address))
-                for address in documents
-            ]  # fmt: skip
-            loads.segments = [whole, *parts]
+        if isinstance(method, PartialMethod):
+            loads.segments = method.start_loads(prompt.addresses, loader)
             return
         loads.segments = [None if a is None else SegmentLoad(address=a) for a in prompt.addresses]
         wanted = [address for address in prompt.addresses if address is not None]
@@ -169,18 +161,20 @@ class PromptLoads:
 @dataclass(frozen=True)
 class MissingChunks:
     """Computes the missing chunks of one engine's prompts by themselves, as precompute does, and
-    stores them, for requests with `cold: as_stored` and for sparse methods, which can place
-    nothing else."""
+    stores them, for requests with `cold: as_stored` and for methods that read a part, which
+    can place nothing else."""
 
     chunks: ChunkPrefill
     loader: Loader
     queue: PrecomputeQueue
 
-    def compute(self, loads: Loads, load: Load, *, sketch: bool = False) -> Steps[ComputedChunk]:
-        """Compute the chunk of a load, and its sketch if that is needed, and store what is not
-        stored already."""
+    def compute(
+        self, loads: Loads, load: Load, *, extra: ChunkExtra | None = None
+    ) -> Steps[ComputedChunk]:
+        """Compute the chunk of a load, and what is needed beside it, and store what is not stored
+        already."""
         address = load.address
-        computed = yield from self.chunks.compute(address, sketch=sketch)
+        computed = yield from self.chunks.compute(address, extra=extra)
         load.computed_alone = True
         loads.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
@@ -197,14 +191,7 @@ class MissingChunks:
             if load.stored is None:
                 load.computed = (yield from self.compute(loads, load)).chunk
 
-    def read_again(self, load: PartialLoad) -> Steps[None]:
-        """Read a document that was missing, if another request has stored it meanwhile."""
-        if (yield from self._written_meanwhile(load)):
-            load.ends = self.loader.load_ends(load.address)
-            while not load.ends.done():
-                yield load.ends
-
-    def _written_meanwhile(self, load: Load) -> Steps[bool]:
+    def written_meanwhile(self, load: Load) -> Steps[bool]:
         """Wait for the write, if there is one. What was damaged or is too slow does not count."""
         write = self.queue.write_of(load.address.key)
         if write is None or not load.missed or load.so_far().problems:
@@ -214,7 +201,7 @@ class MissingChunks:
         return True
 
     def _look_again(self, load: SegmentLoad) -> Steps[None]:
-        if not (yield from self._written_meanwhile(load)):
+        if not (yield from self.written_meanwhile(load)):
             return
         tiers: dict[str, str] = {}
         found = self.loader.find([load.address], tiers.update)

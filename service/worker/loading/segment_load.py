@@ -1,4 +1,4 @@
-"""One request's load of one segment, whole or in part: the plan for it, and its result."""
+"""One request's load of one segment: the plan for it, and its result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore import BlocksOutcome, EncodedChunk
+from kvstore import EncodedChunk
 from service.worker.loading.chunk_stream import ChunkStream, stored_bytes
-from service.worker.methods.sketch import Sketch
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.model.addressing import Address
 
 LOAD, RECOMPUTE = "load", "recompute"
@@ -32,13 +32,14 @@ class SegmentRead:
 
 @dataclass(kw_only=True)
 class Load(ABC):
-    """The load of one segment, whole (`SegmentLoad`) or in part (`PartialLoad`)."""
+    """The load of one segment, whole (`SegmentLoad`) or as a `PartialMethod` reads it."""
 
     address: Address
     plan: str = ""  # "load", "recompute", or empty where there is no choice
     why: str = ""
     # the chunk was missing; it was computed by itself for the prompt, and is being stored
     computed_alone: bool = False
+    extra: ChunkExtra | None = None  # what is to be stored beside the chunk if it is missing
 
     @property
     @abstractmethod
@@ -134,58 +135,6 @@ class SegmentLoad(Load):
             max(stream.nbytes, stored_bytes(self.address)) if self.usable else 0,
             stream.seconds,
             [*stream.problems, *planned],
-        )
-
-
-@dataclass(frozen=True)
-class DocumentEnds:
-    """The result of the first read of a document."""
-
-    sketch: Sketch | None
-    blocks: BlocksOutcome | None
-    seconds: float
-    sketch_bytes: int = 0
-
-    @property
-    def usable(self) -> bool:
-        """Whether sketch and blocks were all read."""
-        return (
-            self.blocks is not None and self.blocks.blocks is not None and not self.blocks.missing
-        )
-
-
-@dataclass(kw_only=True)
-class PartialLoad(Load):
-    """The load of a document's sketch, first and last blocks, and later of some middle blocks."""
-
-    # the read of the sketch and of the first and last blocks, before the prompt starts
-    ends: Future[DocumentEnds]
-    middle: BlocksOutcome | None = None  # the result of reading middle blocks; None until then
-
-    @property
-    def pending(self) -> Future[DocumentEnds] | None:
-        return None if self.ends.done() else self.ends
-
-    @property
-    def usable(self) -> bool:
-        return self.ends.done() and self.ends.result().usable and not self.computed_alone
-
-    @property
-    def missed(self) -> bool:
-        return self.ends.done() and not self.ends.result().usable and not self.computed_alone
-
-    def so_far(self) -> SegmentRead:
-        if not self.ends.done():
-            return SegmentRead()
-        ends = self.ends.result()
-        blocks = [read for read in (ends.blocks, self.middle) if read is not None]
-        tier = ends.blocks.tier if ends.blocks is not None and self.usable else None
-        return SegmentRead(
-            tier or UNCACHED,
-            ends.sketch_bytes + sum(read.nbytes for read in blocks),
-            stored_bytes(self.address),
-            ends.seconds + (self.middle.seconds if self.middle is not None else 0.0),
-            [problem for read in blocks for problem in read.problems],
         )
 
 

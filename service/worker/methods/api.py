@@ -14,31 +14,32 @@ from service.worker.methods.bases.dense import (
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.bases.fusion import (
     FusionMethod,
+    PartialMethod,
     Phase,
     PromptShape,
     Reads,
-    SketchedPrompt,
-    SparseLoop,
-    SparseMethod,
     dense_phases,
     floor_share,
     share_of,
 )
-from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult
+from service.worker.methods.layer_view import (
+    CachedSegment,
+    ChunkExtra,
+    ChunkLayer,
+    LayerView,
+    PrefillResult,
+)
 from service.worker.methods.scores import apportion, exact, max_pool, mean_pool, stable_topk
-from service.worker.methods.selection import SketchedDocument, SparsePlan, fixed_tokens
-from service.worker.methods.sketch import BlockGrid, Sketch
 from service.worker.methods.stored_kv import Shift, squared_deviation
 from service.worker.model.attention import attend_with_scores, attention_probabilities
 from service.worker.model.model_facts import FlopCount, ModelFacts
 from service.worker.steps import Steps
 
 __all__ = [
-    "BlockGrid", "CachedSegment", "DenseMethod", "EvictionMethod", "FlopCount", "FusionMethod",
-    "InvalidRequest", "LayerLoop", "LayerView", "ModelFacts", "Phase", "PrefillResult", "Prefix",
-    "PromptAttention", "PromptLayout", "PromptShape", "Reads", "RowWeights", "Segment", "Shift",
-    "Sight", "Sketch", "SketchedDocument", "SketchedPrompt", "SparseLoop", "SparseMethod",
-    "SparsePlan", "Steps", "TwoPassMethod", "apportion", "attend_with_scores",
-    "attention_probabilities", "dense_phases", "exact", "fixed_tokens", "floor_share", "max_pool",
-    "mean_pool", "parameter", "share_of", "squared_deviation", "stable_topk", "union",
+    "CachedSegment", "ChunkExtra", "ChunkLayer", "DenseMethod", "EvictionMethod", "FlopCount",
+    "FusionMethod", "InvalidRequest", "LayerLoop", "LayerView", "ModelFacts", "PartialMethod",
+    "Phase", "PrefillResult", "Prefix", "PromptAttention", "PromptLayout", "PromptShape", "Reads",
+    "RowWeights", "Segment", "Shift", "Sight", "Steps", "TwoPassMethod", "apportion",
+    "attend_with_scores", "attention_probabilities", "dense_phases", "exact", "floor_share",
+    "max_pool", "mean_pool", "parameter", "share_of", "squared_deviation", "stable_topk", "union",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -71,6 +71,35 @@ class LayerView:
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return x `[m, kv_heads, head_dim]` rotated to `positions` `[m]`."""
         return self.rope.rotate(x, positions)
+
+
+class ChunkLayer(NamedTuple):
+    """A layer of a chunk that is computed by itself; of `LayerView` the fields of these names."""
+
+    q: Tensor
+    k: Tensor
+    fresh_q: Tensor
+    fresh_k: Tensor
+    scale: float
+    rule: AttentionRule = PLAIN
+
+
+class ExtraBuilder(Protocol):
+    """Makes the extra tensors of one chunk while its layers are computed."""
+
+    def add(self, view: ChunkLayer) -> None: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors as they are stored, on the host, after all layers."""
+
+
+@dataclass(frozen=True)
+class ChunkExtra:
+    """Tensors that a method needs beside a chunk's KV, which are computed with it."""
+
+    name: str
+    version: int  # tensors of another are not read
+    builder: Callable[[], ExtraBuilder]
 
 
 @dataclass

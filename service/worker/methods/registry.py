@@ -20,6 +20,7 @@ from service.plugins import hooks, load_object
 from service.shared.parameters import check, for_model, schema_of
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.model.model_facts import ModelFacts
 
 
@@ -54,6 +55,11 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
     """Return the eviction method with these parameters; raises as `make_fusion`."""
     made: EvictionMethod = _make("eviction", eviction_methods(), name, parameters)
     return made
+
+
+def chunk_extra() -> ChunkExtra | None:
+    """Return what a method needs beside every chunk; None: none needs anything."""
+    return next((cls.extra for cls in fusion_methods().values() if cls.extra is not None), None)
 
 
 def reads_whole_chunks(fusion: str) -> bool:

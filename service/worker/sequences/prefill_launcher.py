@@ -8,31 +8,37 @@ computed with every row. Or, if the request says so, the chunk is computed by it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore import BlocksOutcome
 from service.worker.forward.prefill import Progress, prefill
 from service.worker.forward.recordings import Recordings
-from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
-from service.worker.loading.loader import Loader
 from service.worker.loading.prompt_loads import MissingChunks, PromptLoads, SegmentLost, Waiting
-from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
+from service.worker.loading.segment_load import Load, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import Reads, SketchedPrompt
+from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.selection import SketchedDocument
-from service.worker.methods.sketch import BlockGrid, Sketch
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts, full_prefill
 from service.worker.sequences.reuse import HistoryKV, continued_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.token_trace import TokenTracer
 from service.worker.steps import Steps
+
+
+@dataclass(frozen=True)
+class PartialPrompt:
+    """What a `PartialMethod` runs on; its sequence has the loads that the method has started."""
+
+    decoder: DecoderModel
+    facts: ModelFacts
+    missing: MissingChunks
+    layout: PromptLayout
+    sequence: EngineSequence
+    kv: SequenceKV
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,9 @@ class PrefillLauncher:
         if sequence.reuse is not None:
             sequence.prefill.steps = continued_prefill(decoder, layout, kv, sequence.reuse)
         elif self._holds_part(sequence):
-            sparse = SparsePrefill(decoder, self.facts, self.loads.loader, self.missing)
-            sequence.prefill.steps = sparse.steps(sequence, kv)
+            sequence.prefill.steps = sequence.fusion.run(
+                PartialPrompt(decoder, self.facts, self.missing, layout, sequence, kv)
+            )
         else:
             taken = sequence.history
             history = None if taken is None else HistoryKV.of(decoder, taken)
@@ -168,90 +175,7 @@ def _segments(sequence: EngineSequence) -> list[Load | None]:
 def _loading_s(sequence: EngineSequence) -> float:
     """Return seconds of the longest load that is finished."""
     loads = [load for load in sequence.loads.segments if load is not None]
-    partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
+    partial_s = [load.so_far().seconds for load in loads if not isinstance(load, SegmentLoad)]
     streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]
     whole_s = [stream.seconds for stream in streams if stream is not None and stream.done]
     return max([*partial_s, *whole_s, 0.0])
-
-
-@dataclass(frozen=True)
-class SparsePrefill:
-    """Prefills prompts with sparse methods. A document whose sketch or blocks are missing or
-    damaged is computed by itself, as precompute does it, stored again, and used like the others."""
-
-    decoder: DecoderModel
-    model: ModelFacts
-    loader: Loader
-    missing: MissingChunks
-
-    def steps(self, sequence: EngineSequence, kv: SequenceKV) -> Steps[PrefillResult]:
-        """Run the sequence's method."""
-        layout = sequence.layout
-        assert layout is not None
-        system = yield from self._system(sequence)
-        documents = [load for load in sequence.loads.segments[1:] if isinstance(load, PartialLoad)]
-        segments = [segment for segment in layout.documents if segment.tokens]
-        sketched, ends = [], []
-        for segment, document in zip(segments, documents, strict=True):
-            sketch, source = yield from self._ends(sequence, document)
-            grid = BlockGrid(segment.tokens)
-            sketched.append(SketchedDocument(segment.start, grid, sketch))
-            ends.append(source)
-        trace = sequence.prefill.trace
-        loop = SparseLayerLoop(
-            self.decoder,
-            SketchedPrompt(layout, sketched, self.model),
-            system,
-            ends,
-            kv,
-            fetch=lambda wanted: self._fetch(sequence, documents, wanted),
-            on_plan=None if trace is None else trace.planned,
-        )
-        return (yield from sequence.fusion.run(loop))
-
-    def _system(self, sequence: EngineSequence) -> Steps[CachedSegment | None]:
-        load = sequence.loads.segments[0]
-        if not isinstance(load, SegmentLoad):
-            return None
-        if load.usable:
-            assert load.stream is not None
-            return load.stream.chunk
-        return (yield from self.missing.compute(sequence.loads, load)).chunk
-
-    def _ends(
-        self, sequence: EngineSequence, document: PartialLoad
-    ) -> Steps[tuple[Sketch, TokenSource]]:
-        if document.missed:
-            yield from self.missing.read_again(document)
-        ends = document.ends.result()
-        if ends.usable and ends.sketch is not None:
-            assert ends.blocks is not None and ends.blocks.blocks is not None
-            return ends.sketch.to(self.decoder.device), ends.blocks.blocks
-        computed = yield from self.missing.compute(sequence.loads, document, sketch=True)
-        assert computed.sketch is not None, "it was asked for"
-        return computed.sketch, WholeChunk(computed.chunk)
-
-    def _fetch(
-        self, sequence: EngineSequence, documents: list[PartialLoad], wanted: BlockSets
-    ) -> Steps[list[TokenSource | None]]:
-        """Read middle blocks of every document."""
-        reads: list[Future[BlocksOutcome] | None] = [
-            self.loader.load_blocks(document.address, blocks)
-            if any(blocks.values()) and not document.computed_alone
-            else None
-            for document, blocks in zip(documents, wanted, strict=True)
-        ]
-        sources: list[TokenSource | None] = []
-        for document, read in zip(documents, reads, strict=True):
-            if read is None:
-                sources.append(None)
-                continue
-            while not read.done():
-                yield read
-            outcome = document.middle = read.result()
-            if outcome.blocks is not None and not outcome.missing:
-                sources.append(outcome.blocks)
-            else:
-                computed = yield from self.missing.compute(sequence.loads, document)
-                sources.append(WholeChunk(computed.chunk))
-        return sources

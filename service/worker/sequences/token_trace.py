@@ -14,7 +14,6 @@ from service.messages.reports import SegmentTrace, TokenRun, TokenTrace
 from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.methods.selection import SparsePlan
 from service.worker.model.model_facts import FlopCount
 
 
@@ -28,7 +27,7 @@ class TokenTracer:
     _rows: dict[int, Tensor] = field(default_factory=dict)
     _pass_rows: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[int, Tensor] = field(default_factory=dict)
-    _plan: SparsePlan | None = None
+    _planned: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]] | None = None
     _layout: PromptLayout | None = None
     _recomputed: Tensor | None = None
     _computed: Tensor | None = None
@@ -56,9 +55,9 @@ class TokenTracer:
         """Note that the prefill starts or is resumed."""
         self._pass_rows.clear()
 
-    def planned(self, plan: SparsePlan) -> None:
-        """Record which tokens a sparse method holds and computes, per layer."""
-        self._plan = plan
+    def planned(self, fresh: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> None:
+        """Record which tokens a method that holds a part computes and holds, per layer."""
+        self._planned = fresh, kept
 
     def prefilled(self, layout: PromptLayout, result: PrefillResult) -> None:
         """Record the result of the prefill; `layout` is that of the original prompt."""
@@ -66,10 +65,10 @@ class TokenTracer:
         self._layout = layout
         counts = torch.zeros(n, dtype=torch.long, device=device)
         computed, everywhere = counts.clone(), self.layers * self.kv_heads
-        if self._plan is not None:
+        if self._planned is not None:
             question = layout.question_rows
             entries = counts.clone()
-            for fresh, kept in zip(self._plan.fresh, self._plan.kept, strict=True):
+            for fresh, kept in zip(*self._planned, strict=True):
                 computed[fresh] += 1
                 entries[kept] += self.kv_heads
             computed[question], entries[question] = self.layers, everywhere

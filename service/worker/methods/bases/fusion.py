@@ -3,7 +3,7 @@ says before how much it will compute (`PromptShape`, `Phase`). A method extends 
 
     DenseMethod    (`dense.py`)   holds every token; computes some rows, others are cached
     TwoPassMethod  (`dense.py`)   the same, after a first pass of the question over the cache
-    SparseMethod                  reads and holds only some tokens of every document
+    PartialMethod                 reads and holds only some tokens of every document, in its own way
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.methods.selection import SketchedDocument, SparsePlan
-from service.worker.methods.sketch import BlockGrid
+from service.worker.methods.layer_view import ChunkExtra, LayerView, PrefillResult
 from service.worker.model.model_facts import FlopCount, ModelFacts
 from service.worker.steps import Steps
 
@@ -100,7 +98,7 @@ class Reads(Enum):
 
     NOTHING = "nothing"
     CHUNKS = "chunks"  # every token of every chunk
-    PARTS = "parts"  # sketches and some blocks of every document
+    PARTS = "parts"  # what the method itself asks for, a part of every document
 
 
 @dataclass(frozen=True)
@@ -108,11 +106,12 @@ class FusionMethod(ABC):
     """The methods and properties that the worker uses of every fusion method."""
 
     reads: ClassVar[Reads] = Reads.CHUNKS
+    extra: ClassVar[ChunkExtra | None] = None  # what it needs beside every chunk
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
-        """Prefill a prompt with the passes of `loop`: a `LayerLoop`, or for sparse methods a
-        `SparseLoop`."""
+        """Prefill a prompt with the passes of `loop`, a `LayerLoop`; a `PartialMethod` gets a
+        `PartialPrompt` (prefill_launcher.py)."""
 
     @abstractmethod
     def phases(self, shape: PromptShape) -> list[Phase]:
@@ -182,67 +181,12 @@ def floor_share(tokens: int, ratio: float) -> int:
 
 
 @dataclass(frozen=True)
-class SketchedPrompt:
-    """What a sparse method knows about a prompt when it makes its plan."""
-
-    layout: PromptLayout
-    documents: Sequence[SketchedDocument]  # the non-empty documents in order, each with its sketch
-    model: ModelFacts
-
-
-class SparseLoop(Protocol):
-    """Passes over a prompt of which only S and the documents' first and last blocks are read."""
-
-    @property
-    def prompt(self) -> SketchedPrompt: ...
-
-    def question_pass(self) -> Steps[Tensor]:
-        """Return the mean query of the question before RoPE, `[layers, heads, head_dim]` fp32."""
-
-    def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Read the blocks that `plan` needs, then compute its rows and the question."""
-
-
-@dataclass(frozen=True)
-class SparseMethod(FusionMethod):
-    """Base: holds and computes the tokens that `plan` says."""
+class PartialMethod(FusionMethod):
+    """Base: reads what it needs of every document, and runs layers of its own over that."""
 
     reads: ClassVar[Reads] = Reads.PARTS
 
     @abstractmethod
-    def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
-        """Say which tokens every layer holds and computes, by the question's mean queries
-        `[layers, heads, head_dim]` fp32. Every layer keeps equally many tokens, all of S and
-        every document's first and last blocks (`fixed_tokens`), at most `max_kept_tokens` of the
-        documents."""
-
-    @abstractmethod
-    def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Return the largest number of document tokens that a layer holds."""
-
-    def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
-        """Return the keys (before RoPE) or values to use for tokens that were computed anew."""
-        return computed
-
-    # -- implemented by the base ------------------------------------------------------------------
-
-    def run(self, loop: SparseLoop) -> Steps[PrefillResult]:
-        queries = yield from loop.question_pass()
-        return (yield from loop.layers(self, self.plan(loop.prompt, queries)))
-
-    def phases(self, shape: PromptShape) -> list[Phase]:
-        if not shape.documents:  # nothing is stored: a full prefill
-            return list(dense_phases(shape, shape.tokens))
-        others = shape.tokens - sum(shape.documents)
-        grids = [BlockGrid(tokens) for tokens in shape.documents]
-        ends = others + sum(len(grid.indices(grid.fixed)) for grid in grids)
-        keys = others + self.max_kept_tokens(shape.documents)
-        question = shape.question
-        rows = question + shape.uncached + self.recomputed_tokens(shape)
-        before, last = range(shape.layers - 1), range(shape.layers - 1, shape.layers)
-        return [
-            Phase(before, question, question, question, ends),
-            Phase(last, question, 0, 0, ends),  # only its queries are wanted
-            Phase(before, rows, rows, question, keys),
-            Phase(last, rows, 1, question, keys),
-        ]
+    def start_loads(self, addresses: Sequence[Any], loader: Any) -> list[Any]:
+        """Start to read S and the documents at these addresses, None for empty ones, with a
+        `Loader`; return the `Load` of each."""

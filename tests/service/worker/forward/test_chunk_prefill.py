@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from kvstitch_methods.samkv.sketch import EXTRA, Sketch
 from kvstore import EncodedChunk, encode_chunk
 from service.worker.forward import layer_ops
 from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
@@ -69,17 +70,16 @@ def test_chunks_computed_together_are_those_computed_one_by_one(
 ) -> None:
     """And so are their sketches; also where their rows take several tiles."""
     wanted = [address(any_family, ids, D3, mode=mode) for ids in (D1, D2, [*D2, *D1, *D2])]
-    alone = [run(ChunkPrefill(any_family.decoder).compute(each, sketch=True)) for each in wanted]
+    alone = [run(ChunkPrefill(any_family.decoder).compute(each, extra=EXTRA)) for each in wanted]
     for tile in (512, 10):
         monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": tile})
-        steps = ChunkPrefill(any_family.decoder).compute_together(wanted, sketch=True)
+        steps = ChunkPrefill(any_family.decoder).compute_together(wanted, extra=EXTRA)
         for ours, theirs in zip(run(steps), alone, strict=True):
             for layer in range(any_family.decoder.layers):
                 for a, b in zip(ours.chunk.layer(layer), theirs.chunk.layer(layer), strict=True):
                     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-            assert ours.sketch is not None
-            assert theirs.sketch is not None
-            torch.testing.assert_close(ours.sketch.means, theirs.sketch.means, atol=0.1, rtol=0.1)
+            means = [Sketch.of(each.extra_tensors).means for each in (ours, theirs)]
+            torch.testing.assert_close(*means, atol=0.1, rtol=0.1)
 
 
 def test_a_prefix_is_computed_once(any_family: Tiny, chunks: ChunkPrefill) -> None:

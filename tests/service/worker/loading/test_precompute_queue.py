@@ -19,6 +19,7 @@ from service.messages.replies import Precomputed
 from service.messages.requests import ChunkTokens, Method
 from service.worker.forward import chunk_prefill, layer_ops
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
+from service.worker.methods.layer_view import ChunkExtra
 from service.worker.model.addressing import Address
 from service.worker.steps import Steps
 from tests.kvstore.fake_tier import FakeTier
@@ -136,10 +137,10 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     compute = ChunkPrefill.compute_together
 
     def recorded(
-        self: ChunkPrefill, wanted: Sequence[Address], *, sketch: bool = False
+        self: ChunkPrefill, wanted: Sequence[Address], *, extra: ChunkExtra | None = None
     ) -> Steps[list[ComputedChunk]]:
         made.append([len(address.ids) for address in wanted])
-        return compute(self, wanted, sketch=sketch)
+        return compute(self, wanted, extra=extra)
 
     monkeypatch.setattr(ChunkPrefill, "compute_together", recorded)
     return made

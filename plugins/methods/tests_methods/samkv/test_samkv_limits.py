@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from service.worker.methods.fusion.samkv import Method as SamKV
+from kvstitch_methods.fusion.samkv import Method as SamKV
 from service.worker.model.model_facts import FlopCount
-from tests.service.worker.methods.toys import LONG, PAPER, sparse_run, tokens
 from tests.service.worker.tiny import D1, PREFIXES, Q, S, Tiny, assert_close
+from tests_methods.samkv.toys import LONG, PAPER, sparse_run, tokens
 
 
 @pytest.mark.parametrize("mode", ["none", "system"])

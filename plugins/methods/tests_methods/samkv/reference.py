@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tests.references.prefill import Prompt, Reference, Trace
-from tests.references.samkv_pass import UPDATES, Cache, Pass, Sets, hidden_sets, sparse_pass, theta
-from tests.references.samkv_selection import (
+from tests_methods.samkv.reference_pass import (
+    UPDATES,
+    Cache,
+    Pass,
+    Sets,
+    hidden_sets,
+    sparse_pass,
+    theta,
+)
+from tests_methods.samkv.reference_selection import (
     Block,
     block_scores,
     chosen_blocks,
@@ -25,7 +33,7 @@ from tests.references.samkv_selection import (
     pooled_blocks,
     wanted_blocks,
 )
-from tests.references.samkv_sketch import (
+from tests_methods.samkv.reference_sketch import (
     Sketch,
     document_sketches,
     fixed_blocks,

@@ -11,20 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstitch_methods.fusion.samkv import Method as SamKV
+from kvstitch_methods.samkv.selection import Selection, SketchedDocument, SketchedPrompt, SparsePlan
+from kvstitch_methods.samkv.sketch import BlockGrid, Sketch, SketchBuilder
+from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
 from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout
-from service.worker.methods.bases.fusion import SketchedPrompt
-from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.methods.selection import Selection, SketchedDocument, SparsePlan
-from service.worker.methods.sketch import BlockGrid, Sketch, SketchBuilder
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import Steps, run
-from tests.references import samkv_sketch as expected
 from tests.service.worker.tiny import Q, S, StoredSegment, Tiny
+from tests_methods.samkv import reference_sketch as expected
 
 
 def tokens(count: int) -> list[int]:
@@ -154,7 +153,7 @@ def sparse_run(
     loop = SparseLayerLoop(decoder, prompt, stored_system, sources, sequence, fetch)
     queries = finished(loop.question_pass())
     selection, plan = method.selected(prompt, queries), method.plan(prompt, queries)
-    result: PrefillResult = finished(loop.layers(method, plan))
+    result: PrefillResult = finished(loop.layers(plan, method.merge))
     assert result.entries_per_head is not None
     sequence.set_length(result.entries_per_head)
     done = SparseRun(layout, result, sequence, selection, plan, queries, read)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.references.prefill import Reference
-from tests.references.samkv_selection import cosine
+from tests_methods.samkv.reference_selection import cosine
 
 Sets = list[list[int]]  # [layer] -> token indices, ascending
 Cache = list[tuple[Tensor, Tensor]]  # [layer] -> K rotated and V, [n, kv_heads, d]

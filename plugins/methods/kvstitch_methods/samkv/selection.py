@@ -11,7 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from service.worker.methods.sketch import BlockGrid, Sketch
+from kvstitch_methods.samkv.sketch import BlockGrid, Sketch
+from service.worker.layout import PromptLayout
+from service.worker.model.model_facts import ModelFacts
 
 OUTLIER_SIGMAS = 3.0
 
@@ -23,6 +25,15 @@ class SketchedDocument:
     start: int  # the document's first row in the prompt
     grid: BlockGrid
     sketch: Sketch
+
+
+@dataclass(frozen=True)
+class SketchedPrompt:
+    """What a sparse method knows about a prompt when it makes its plan."""
+
+    layout: PromptLayout
+    documents: Sequence[SketchedDocument]  # the non-empty documents in order, each with its sketch
+    model: ModelFacts
 
 
 @dataclass(frozen=True)

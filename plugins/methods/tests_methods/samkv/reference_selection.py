@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tests.references.samkv_sketch import Sketch
+from tests_methods.samkv.reference_sketch import Sketch
 
 # A middle block: (number of the document among the non-empty ones, number of the block).
 Block = tuple[int, int]

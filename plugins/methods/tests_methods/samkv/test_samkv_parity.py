@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.sketch import BlockGrid
-from tests.service.worker.methods.parity import (
+from kvstitch_methods.fusion.samkv import Method as SamKV
+from kvstitch_methods.samkv.sketch import BlockGrid
+from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
+from tests_methods.samkv.parity import (
     ANSWER,
     Documents,
     assert_same_decode,
     check,
     expected,
 )
-from tests.service.worker.methods.toys import LONG, PAPER, tokens
-from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
+from tests_methods.samkv.toys import LONG, PAPER, tokens
 
 pytestmark = pytest.mark.exhaustive
 

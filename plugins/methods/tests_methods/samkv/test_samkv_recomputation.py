@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.fusion.samkv import Method as SamKV
+from kvstitch_methods.fusion.samkv import Method as SamKV
 from service.worker.model.attention import ROW_TILE
-from tests.references import samkv as reference_samkv
-from tests.references import samkv_sketch as expected_sketch
-from tests.references.samkv_pass import figure_5_cases
-from tests.service.worker.methods.parity import (
+from tests.service.worker.tiny import Tiny, random_model, tiny_config, tiny_of
+from tests_methods.samkv import reference as reference_samkv
+from tests_methods.samkv import reference_sketch as expected_sketch
+from tests_methods.samkv.parity import (
     ANSWER,
     Documents,
     assert_same_decode,
     check,
     expected,
 )
-from tests.service.worker.methods.toys import LONG, PAPER, sparse_run, tokens
-from tests.service.worker.tiny import Tiny, random_model, tiny_config, tiny_of
+from tests_methods.samkv.reference_pass import figure_5_cases
+from tests_methods.samkv.toys import LONG, PAPER, sparse_run, tokens
 
 
 def seeded(family: str, seed: int, **changes: Any) -> Tiny:

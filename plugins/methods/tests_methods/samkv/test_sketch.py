@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from service.worker.methods.sketch import BLOCK, NONE, Sketch, decays
-from tests.references.samkv_sketch import document_sketches
-from tests.service.worker.methods.toys import LONG, of_reference, sketch, tokens
+from kvstitch_methods.samkv.sketch import BLOCK, NONE, Sketch, decays
 from tests.service.worker.tiny import PREFIXES, Tiny, assert_close
+from tests_methods.samkv.reference_sketch import document_sketches
+from tests_methods.samkv.toys import LONG, of_reference, sketch, tokens
 
 LENGTHS = (1, 2, 15, 16, 17, 18, 48, 49, 63, 64, 65, 81, 129, 192, 193, 200)
 

@@ -11,13 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstitch_methods.samkv.selection import (
+    SketchedDocument,
+    SketchedPrompt,
+    SparsePlan,
+    fixed_tokens,
+)
 from kvstore import EncodedChunk
 from service.errors import WorkerFault
 from service.worker.forward.kv_placement import PromptKV
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.fusion import SketchedPrompt, SparseMethod
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.selection import SketchedDocument, SparsePlan, fixed_tokens
 from service.worker.model.attention import attend_rows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import FlopCount
@@ -73,13 +77,15 @@ class KeptTokens:
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""
+Merge = Callable[[Tensor, Tensor], Tensor]
+"""Makes one of keys, or values, that were computed anew and those that are stored."""
 Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
 """Reads blocks of every document; returns None for a document of which no block is needed."""
 
 
 @dataclass
 class SparseLayerLoop:
-    """The passes over one prompt that a sparse method runs; implements `SparseLoop`."""
+    """The passes that a sparse method runs, over a prompt of which S and documents' ends are read."""
 
     decoder: DecoderModel
     # its layout, its non-empty documents with their sketches, the model's facts
@@ -127,7 +133,7 @@ class SparseLayerLoop:
             yield None
         return torch.stack(queries)
 
-    def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
+    def layers(self, plan: SparsePlan, merge: Merge) -> Steps[PrefillResult]:
         """Read the blocks that `plan` needs, then compute its rows and the question."""
         check_plan(self.prompt, plan, self.decoder.layers)
         if self.on_plan is not None:
@@ -137,10 +143,10 @@ class SparseLayerLoop:
             KeptTokens((end,) if middle is None else (end, middle))
             for end, middle in zip(self.ends, middle_blocks, strict=True)
         ]
-        return (yield from self._run_layers(method, plan, documents_kv))
+        return (yield from self._run_layers(plan, merge, documents_kv))
 
     def _run_layers(
-        self, method: SparseMethod, plan: SparsePlan, documents_kv: Sequence[KeptTokens]
+        self, plan: SparsePlan, merge: Merge, documents_kv: Sequence[KeptTokens]
     ) -> Steps[PrefillResult]:
         decoder, layout, flops = self.decoder, self._layout, self._flops
         device, question = decoder.device, layout.question_rows
@@ -157,8 +163,8 @@ class SparseLayerLoop:
             q, k, v = decoder.qkv(layer, x)
             flops.project(len(x))
             computed, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
-            new_k = method.merge(k[computed], stored_k[slot])
-            new_v = method.merge(v[computed], stored_v[slot])
+            new_k = merge(k[computed], stored_k[slot])
+            new_v = merge(v[computed], stored_v[slot])
             # Not in place: stored tensors may be views of bytes that others read too.
             keys = torch.cat([stored_k.index_copy(0, slot, new_k), k[len(rows) :]])
             values = torch.cat([stored_v.index_copy(0, slot, new_v), v[len(rows) :]])

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvstore import BLOCK_TOKENS
-from service.worker.methods.layer_view import LayerView
+from service.worker.methods.layer_view import ChunkExtra, ChunkLayer, LayerView
 from service.worker.model.model_facts import PLAIN, AttentionRule
 
 BLOCK = BLOCK_TOKENS
@@ -59,9 +58,7 @@ class BlockGrid:
         return [t for block in blocks for t in self.span(block)]
 
 
-# Name and version under which a sketch is stored; a sketch of another version is not read.
-NAME = "samkv"
-VERSION = 1
+VERSION = 1  # of what is stored
 # Tokens with fewer later queries are not scored: a mean over so few queries is too noisy.
 MIN_LATER_QUERIES = 16
 ATTENTION_FLOOR = 1e-8
@@ -134,17 +131,6 @@ class Sketch:
         return Sketch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-class ChunkLayer(NamedTuple):
-    """What a sketch is made of at one layer; of `LayerView` the fields of these names."""
-
-    q: Tensor
-    k: Tensor
-    fresh_q: Tensor
-    fresh_k: Tensor
-    scale: float
-    rule: AttentionRule = PLAIN
-
-
 class SketchBuilder:
     """Builds a chunk's sketch while its layers are computed one after the other, behind the
     `first` prefix rows."""
@@ -194,6 +180,14 @@ class SketchBuilder:
         names = [f.name for f in fields(Sketch) if f.name != "alpha"]
         parts = {name: torch.stack([part[name] for part in self._layers]) for name in names}
         return Sketch(**parts, alpha=torch.cat(self._alphas))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sketch as it is stored."""
+        return self.sketch().tensors()
+
+
+EXTRA = ChunkExtra("samkv", VERSION, lambda: SketchBuilder(0))
+"""A sketch as what is stored beside every chunk."""
 
 
 def block_means(k: Tensor, grid: BlockGrid) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.selection import (
+from kvstitch_methods.samkv.selection import (
     Selection,
     SketchedDocument,
     SparsePlan,
@@ -16,8 +16,8 @@ from service.worker.methods.selection import (
     make_plan,
     recomputed_ends,
 )
-from service.worker.methods.sketch import BlockGrid, Sketch
-from tests.references.samkv_pass import figure_5_cases
+from kvstitch_methods.samkv.sketch import BlockGrid, Sketch
+from tests_methods.samkv.reference_pass import figure_5_cases
 
 # S is 0 and 1. Document 0: tokens 2–29, blocks 0–6 of 4; document 1: 30–51, blocks 0–5, the last
 # of 2 tokens. Middle blocks are 1–4 and 1–3.

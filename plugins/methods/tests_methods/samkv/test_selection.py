@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.selection import (
+from kvstitch_methods.samkv.selection import (
     Selection,
     SketchedDocument,
     outliers,
     personalised,
     select,
 )
-from service.worker.methods.sketch import BlockGrid
-from tests.references import samkv as reference_samkv
-from tests.references import samkv_selection as reference_samkv_selection
-from tests.references.samkv_sketch import Sketch, block_ranges, outlier_blocks
-from tests.service.worker.methods.toys import of_reference
+from kvstitch_methods.samkv.sketch import BlockGrid
 from tests.service.worker.tiny import assert_close
+from tests_methods.samkv import reference as reference_samkv
+from tests_methods.samkv import reference_selection as reference_samkv_selection
+from tests_methods.samkv.reference_sketch import Sketch, block_ranges, outlier_blocks
+from tests_methods.samkv.toys import of_reference
 
 LAYERS, HEADS, KV_HEADS, D = 3, 6, 2, 8
 

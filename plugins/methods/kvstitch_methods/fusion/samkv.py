@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.fusion import PromptShape, SketchedPrompt, SparseMethod
-from service.worker.methods.selection import (
+from kvstitch_methods.samkv.selection import (
     Selection,
+    SketchedPrompt,
     SparsePlan,
     make_plan,
     outliers,
     personalised,
     select,
 )
-from service.worker.methods.sketch import BLOCK, BlockGrid
-from service.worker.model.model_facts import ModelFacts
+from kvstitch_methods.samkv.sketch import BLOCK, BlockGrid
+from kvstitch_methods.samkv.sparse_method import SparseMethod
+from service.worker.methods.api import ModelFacts, PromptShape, parameter
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from kvstitch_methods.fusion.samkv import Method as SamKV
+from kvstitch_methods.samkv.selection import recomputed_ends
+from kvstitch_methods.samkv.sketch import BlockGrid, Sketch
 from service.worker.forward.decode import decode_step
-from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.selection import recomputed_ends
-from service.worker.methods.sketch import BlockGrid, Sketch
-from tests.references import samkv as reference_samkv
-from tests.references.samkv_pass import padding_sets
-from tests.service.worker.methods.toys import (
+from tests.service.worker.tiny import Q, S, Tiny, assert_close
+from tests_methods.samkv import reference as reference_samkv
+from tests_methods.samkv.reference_pass import padding_sets
+from tests_methods.samkv.toys import (
     LONG,
     PAPER,
     SparseRun,
     of_reference,
     sparse_run,
 )
-from tests.service.worker.tiny import Q, S, Tiny, assert_close
 
 ANSWER = [30, 60, 90, 12]
 Documents = Sequence[Sequence[int]]
