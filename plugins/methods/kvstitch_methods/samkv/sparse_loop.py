@@ -85,7 +85,7 @@ Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
 
 @dataclass
 class SparseLayerLoop:
-    """The passes that a sparse method runs, over a prompt of which S and documents' ends are read."""
+    """The passes that a sparse method runs, over S and what is read of documents."""
 
     decoder: DecoderModel
     # its layout, its non-empty documents with their sketches, the model's facts
