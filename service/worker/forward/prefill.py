@@ -2,8 +2,8 @@
 
 At each layer it places the KV of cached segments at their positions, computes queries, keys and
 values of the current rows, overwrites the cache with them, lets the fusion method choose which rows
-continue, computes attention masked by index, and finishes the layer. (Sparse methods have a loop of
-their own, `service.worker.forward.sparse_loop`.)
+continue, computes attention masked by index, and finishes the layer. (Methods that hold a
+part of the prompt bring a loop of their own.)
 
 The loop pauses after every layer and, where there are many rows, within it: the engine decodes
 other sequences in between, and drops an aborted prompt at once. Where it pauses does not depend on

@@ -62,7 +62,7 @@ def identify(case: tuple[str, dict[str, Any]]) -> str:
     return " ".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
 
 
-# A sparse method does not run in the dense layer loop: test_samkv_parity.py.
+# A method that holds a part does not run in the dense layer loop: kvstitch-methods tests SamKV.
 FACTS = ModelFacts(layers=12, heads=4, kv_heads=2)
 DENSE = {name: cls for name, cls in FUSION.items() if cls.reads is not Reads.PARTS}
 FUSION_CASES = list(extremes(dict(DENSE)))
