@@ -39,7 +39,7 @@ from demo.process import free_port, service
 from kvstitch_tune.environment import describe
 from kvstitch_tune.single_prompts import prefill_ids
 from kvstore import SsdTier, TieredStore
-from service.gateway.api import PromptBuilder
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 from service.models import prepare_model
 from service.prompt import document_ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.traffic.routes import CorpusDocument
-from service.gateway.api import PromptBuilder
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
 

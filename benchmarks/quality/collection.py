@@ -17,7 +17,7 @@ from kvstitch_tune.prompts import Prompt
 from retriever import Chunk, Document, Retriever, Scope
 from retriever.embedders import Embedder
 from service.errors import InvalidRequest
-from service.gateway.api import PromptBuilder
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
 from service.settings import Settings
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from kvstitch_tune.prompts import Prompt
 from service.errors import InvalidRequest
-from service.gateway.api import ModelFolder, ServingTokenizer, load_format
+from service.gateway.prompts.model_folder import ModelFolder, load_format
+from service.gateway.prompts.tokenizer import ServingTokenizer
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:

@@ -18,7 +18,8 @@ from benchmarks.quality.collection import collection, write_pieces
 from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 from kvstitch_tune.prompts import Prompt
-from service.gateway.api import PromptBuilder, make_embedder
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.search.async_retriever import make_embedder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from retriever import Document
 from service.errors import InvalidRequest
-from service.gateway.api import DocumentParser, FileLimits, IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.settings import Settings
 
 _DATA = Path(__file__).resolve().parents[1] / "data"

@@ -87,7 +87,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     from kvstitch_tune.report import calibration, evidence
     from kvstitch_tune.run import Plan
     from kvstitch_tune.run import run as tune
-    from service.gateway.api import PromptBuilder
+    from service.gateway.prompts.prompt_builder import PromptBuilder
     from service.models import prepare_model
     from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.worker.api import load_model, read_calibration, set_threads
@@ -183,8 +183,9 @@ def _corpus(
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """Return the documents of a folder, parsed as the service parses them; of many, a sample."""
     from service.errors import InvalidRequest
-    from service.gateway.api import DocumentParser, FileLimits, IngestDocument
+    from service.gateway.documents.jobs.job_records import IngestDocument
     from service.gateway.documents.parsing.file_kinds import file_kind
+    from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 
     found = scan([folder])
     contents = [*found.failed, *sources.read(found.sources, {})]

@@ -28,7 +28,9 @@ from retriever.chunking import ChunkSpan
 from retriever.embedders import EmbeddingSpace, Vectors
 from retriever.errors import DatabaseError
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
+from service.gateway.prompts.chunk_prefixes import prefix_rule
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.search.async_retriever import make_embedder
 from service.messages.requests import ChunkTokens
 from service.prompt import Turn
 from service.settings import Settings

@@ -34,7 +34,8 @@ from torch import Tensor
 
 from kvstitch_tune.single_prompts import kv_pool, prefill_ids
 from service.errors import PromptTooLong
-from service.gateway.api import ModelFolder, ServingTokenizer, load_format, without_bos
+from service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
+from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.prompt import PromptFormat, system_ids
 from service.worker.api import DecoderModel, SequenceKV, weighted_values, write_rows
 from service.worker.methods.api import attention_probabilities, stable_topk

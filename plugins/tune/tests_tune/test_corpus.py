@@ -11,7 +11,8 @@ from kvstitch_tune.corpus import of_collection, of_documents
 from retriever import Document, Retriever, Scope
 from retriever.catalog.tables import catalog_database
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.api import PromptBuilder, make_embedder
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.search.async_retriever import make_embedder
 from service.settings import load
 from tests.service.gateway.model_folders import FORMAT, make_folder
 

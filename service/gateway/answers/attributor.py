@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from kvstitch.records.answers import Answer, Attribution
 from service.gateway.answers.support import Support, SupportScorer, sentences
@@ -33,23 +32,22 @@ def without_marks(text: str) -> str:
     return _MARK.sub("", text)
 
 
-def with_marks(
-    text: str, sentences: Sequence[tuple[range, Sequence[int]]]
-) -> tuple[str, list[range]]:
-    """Put a mark at the end of every sentence that has citations, before its full stop."""
+def with_marks(text: str, sentences: Sequence[Attribution]) -> tuple[str, list[Attribution]]:
+    """Put a mark at the end of every sentence that has citations, before its full stop; return the
+    text, and where the sentences are in it."""
     out, done = "", 0
-    spans: list[range] = []
-    for span, citations in sentences:
-        out += text[done : span.start]
-        sentence, done = text[span.start : span.stop], span.stop
-        if citations:
+    moved: list[Attribution] = []
+    for each in sentences:
+        out += text[done : each.start]
+        sentence, done = text[each.start : each.end], each.end
+        if each.citations:
             closing = _CLOSING.search(sentence)
             end = len(sentence) if closing is None else closing.start()
-            mark = f" [{', '.join(map(str, citations))}]"
+            mark = f" [{', '.join(map(str, each.citations))}]"
             sentence = f"{sentence[:end]}{mark}{sentence[end:]}"
-        spans.append(range(len(out), len(out) + len(sentence)))
+        moved.append(replace(each, start=len(out), end=len(out) + len(sentence)))
         out += sentence
-    return out + text[done:], spans
+    return out + text[done:], moved
 
 
 TITLE_CHARS = 80
@@ -81,24 +79,12 @@ AS_GOOD = 0.95
 INLINE_CHARS = 4096
 """Of answer and passages; in fewer they are found at once: a change of threads takes longer."""
 
-By = Literal["words", "marks"]
-
-
-@dataclass(frozen=True)
-class AttributedSentence:
-    """One sentence of the answer, and what supports it."""
-
-    span: range
-    citations: list[int]
-    score: float
-    by: By = "words"
-
 
 @dataclass(frozen=True)
 class AttributedAnswer:
     """The sentences of an answer, and the passages that support them."""
 
-    sentences: list[AttributedSentence] = field(default_factory=list)
+    sentences: list[Attribution] = field(default_factory=list)
     quotes: dict[int, Support] = field(default_factory=dict)
     unknown_marks: list[int] = field(default_factory=list)
 
@@ -135,9 +121,15 @@ def attribute(
             if support.score > out.quotes.setdefault(index, support).score:
                 out.quotes[index] = support
         among = [scores[index - 1] for index in cited] or scores
-        best = max(support.score for support in among)
-        by: By = "marks" if known else "words"
-        out.sentences.append(AttributedSentence(span, cited, best, by))
+        best = round(max(support.score for support in among), 4)
+        sentence = Attribution(
+            start=span.start,
+            end=span.stop,
+            citations=cited,
+            score=best,
+            by="marks" if known else "words",
+        )
+        out.sentences.append(sentence)
     return out
 
 
@@ -166,21 +158,9 @@ async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
     )
     chars = len(result.text) + sum(len(text) for _, text in passages)
     found = find() if chars <= INLINE_CHARS else await asyncio.to_thread(find)
-    spans = [sentence.span for sentence in found.sentences]
-    text = result.text
+    text, attributions = result.text, found.sentences
     if request.cite == "marks":
-        cited = [(sentence.span, sentence.citations) for sentence in found.sentences]
-        text, spans = with_marks(text, cited)
-    attributions = [
-        Attribution(
-            start=span.start,
-            end=span.stop,
-            citations=sentence.citations,
-            score=round(sentence.score, 4),
-            by=sentence.by,
-        )
-        for span, sentence in zip(spans, found.sentences, strict=True)
-    ]
+        text, attributions = with_marks(text, attributions)
     citations = []
     for each in result.citations:
         if (best := found.quotes.get(each.index)) is None:

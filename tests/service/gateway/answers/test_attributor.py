@@ -24,7 +24,7 @@ def test_each_sentence_goes_to_the_passage_that_says_it() -> None:
     answer = "The tent weighs 3.2 kilograms. The filter weighs 440 grams."
     found = attribute(answer, PASSAGES, QUESTION)
     assert [s.citations for s in found.sentences] == [[1], [2]]
-    assert [answer[s.span.start : s.span.stop] for s in found.sentences] == [
+    assert [answer[s.start : s.end] for s in found.sentences] == [
         "The tent weighs 3.2 kilograms.", "The filter weighs 440 grams.",
     ]  # fmt: skip
     quotes = {index: PASSAGES[index - 1][1][q.quote.start : q.quote.stop] for index, q in
@@ -54,7 +54,7 @@ def test_the_words_that_the_prompt_has_begun_the_answer_with_count_for_nobody() 
     whole = attribute(f"{begun} 3.2 kilograms.", PASSAGES, QUESTION, begun=begun).sentences[0]
     alone = attribute("3.2 kilograms.", PASSAGES, QUESTION).sentences[0]
     assert whole.score == alone.score and whole.citations == alone.citations == [1]
-    assert whole.span.start == 0
+    assert whole.start == 0
 
 
 def test_marks_of_the_model_go_before_words_and_unknown_ones_are_told() -> None:

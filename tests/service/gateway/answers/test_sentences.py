@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstitch.records.answers import Attribution
 from service.gateway.answers.attributor import marks_in, with_marks, without_marks
 from service.gateway.answers.support import sentences, words
 
@@ -68,12 +69,13 @@ def test_marks_are_found_removed_and_put_in() -> None:
     assert marks_in("[a] [] array[0x1] [1-2]") == []
     assert without_marks("Oslo [1]. Rome[2].") == "Oslo. Rome."
     text = 'Oslo lies there.  He said "no." Perhaps'
-    marked, spans = with_marks(
-        text,
-        [(span, cited) for span, cited in zip(sentences(text), ([1], [2, 3], []), strict=True)],
-    )
+    attributions = [
+        Attribution(start=span.start, end=span.stop, citations=cited, score=1.0, by="words")
+        for span, cited in zip(sentences(text), ([1], [2, 3], []), strict=True)
+    ]
+    marked, moved = with_marks(text, attributions)
     assert marked == 'Oslo lies there [1].  He said "no [2, 3]." Perhaps'
-    assert [marked[s.start : s.stop] for s in spans] == [
+    assert [marked[each.start : each.end] for each in moved] == [
         "Oslo lies there [1].", 'He said "no [2, 3]."', "Perhaps",
     ]  # fmt: skip
     assert without_marks(marked) == text
