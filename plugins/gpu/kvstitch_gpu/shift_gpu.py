@@ -142,10 +142,9 @@ def shift(
 def shift_view(plan: ShiftPlan, view: LayerView, *, keys: bool, values: bool) -> None:
     """Shift the layer of a view that has kept what was replaced."""
     assert view.replaced is not None
-    old_k, old_v, rope = view.replaced
     shift(
-        plan, view.k, view.v, (view.fresh_k, view.fresh_v), (old_k, old_v), view.rows,
-        cos=rope.cos, sin=rope.sin, keys=keys, values=values,
+        plan, view.k, view.v, (view.fresh_k, view.fresh_v), view.replaced, view.rows,
+        cos=view.rope.cos, sin=view.rope.sin, keys=keys, values=values,
     )  # fmt: skip
 
 

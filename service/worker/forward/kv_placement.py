@@ -151,8 +151,7 @@ def write_and_rotate(
 ) -> Tensor:
     """`write_rows` to kv, and return the rows' queries `[m, heads, head_dim]` rotated."""
     k_all, v_all = kv
-    kept = None if replaced is None else (replaced.k, replaced.v)
-    rotated = kernels_of(k.device).write_with_queries(rope, kv, q, k, v, rows, replaced=kept)
+    rotated = kernels_of(k.device).write_with_queries(rope, kv, q, k, v, rows, replaced=replaced)
     if rotated is not None:
         return rotated
     if rotation.are_rows(q, q.shape) and rotation.supports_write(k, v, k_all, v_all, rows):

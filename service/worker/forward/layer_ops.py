@@ -70,10 +70,8 @@ def project(
 ) -> Steps[ProjectedRows]:
     """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
-    rope, replaced = decoder.ropes[layer], None
-    if keep:
-        replaced = Replaced(k.new_empty(k.shape), v.new_empty(v.shape), rope)
-    q = write_and_rotate(rope, kv, fresh_q, k, v, rows, replaced=replaced)
+    replaced = Replaced(k.new_empty(k.shape), v.new_empty(v.shape)) if keep else None
+    q = write_and_rotate(decoder.ropes[layer], kv, fresh_q, k, v, rows, replaced=replaced)
     return ProjectedRows(q, fresh_q, k, v, replaced)
 
 

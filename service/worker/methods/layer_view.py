@@ -25,7 +25,6 @@ class Replaced(NamedTuple):
 
     k: Tensor  # keys after RoPE `[m, kv_heads, head_dim]` contiguous
     v: Tensor  # values, like `k`
-    rope: RotaryTable  # by which keys are rotated
 
 
 class ProjectedRows(NamedTuple):

@@ -127,11 +127,11 @@ def replaced(device: str) -> None:
         at = torch.randperm(N, generator=random)[:rows].sort().values.to(device)
         cache = torch.randn(2, heads, N + 3, d, generator=random).to(device, dtype)
         before, of = cache.clone(), table(d, device)
-        kept = Replaced(k.new_empty(k.shape), v.new_empty(v.shape), of)
+        kept = Replaced(k.new_empty(k.shape), v.new_empty(v.shape))
         with patch.object(rotation_gpu, "supports", lambda _: True):
             layer = cache[0][:, :N], cache[1][:, :N]
             write_and_rotate(of, layer, q, k, v, at, replaced=kept)
-        for found, whole in zip(kept[:2], before, strict=True):
+        for found, whole in zip(kept, before, strict=True):
             assert found.equal(whole[:, at].transpose(0, 1))
         assert cache[1][:, at].equal(v.transpose(0, 1))
 

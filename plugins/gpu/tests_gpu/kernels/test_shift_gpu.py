@@ -48,7 +48,7 @@ def prompt(device: str, dtype: torch.dtype) -> tuple[LayerView, Tensor]:
     view = LayerView(
         layer=0, layout=layout, rows=rows, q=fresh[0], k=k_all, v=v_all, fresh_q=fresh[0],
         fresh_k=fresh[1], fresh_v=fresh[2], cached=cached, scale=1.0, rope=rope,
-        flops=FlopCount.__new__(FlopCount), replaced=Replaced(old_k, old_v, rope),
+        flops=FlopCount.__new__(FlopCount), replaced=Replaced(old_k, old_v),
     )  # fmt: skip
     return view, layout.on_device(probes)
 
@@ -95,9 +95,9 @@ def compare_placed(device: str) -> None:
             x[span] = rows
     was, expected = pool.clone(), pool.clone()
     assert view.replaced is not None
-    old_k, old_v, rope = view.replaced
+    rope = view.rope
     both: dict[str, Any] = {"cos": rope.cos, "sin": rope.sin, "keys": True, "values": True}
-    parts = plan, (view.fresh_k, view.fresh_v), (old_k, old_v), view.rows
+    parts = plan, (view.fresh_k, view.fresh_v), view.replaced, view.rows
     extent = torch.tensor([before * d, gap * d, n, len(view.rows)], device=device)
     k_all, v_all = (x[:1].expand(heads, -1, -1) for x in pool)
     shift_gpu.shift(parts[0], k_all, v_all, *parts[1:], **both, extent=extent)
