@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from service.plugins import hooks
+from service.worker.kernels.cpu import native
 
 
 class DeviceKernels:
@@ -121,3 +122,11 @@ def kernels_of(device: torch.device) -> DeviceKernels:
     """Return the kernels of a device."""
     made: DeviceKernels | None = hooks().device_kernels(device=device)
     return made or DeviceKernels()
+
+
+def why_missing(device: torch.device) -> str | None:
+    """Return why torch's slower operations are used on a device; None where kernels are there."""
+    if device.type == "cpu":
+        return native.why_missing()
+    lacks = device.type == "cuda" and type(kernels_of(device)) is DeviceKernels
+    return "install kvstitch-gpu" if lacks else None

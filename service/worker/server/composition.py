@@ -22,7 +22,7 @@ from service.worker.engine.engine import Engine, EngineOptions
 from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
-from service.worker.kernels.cpu.native import why_missing
+from service.worker.kernels.device_kernels import why_missing
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import add_folder, describe, eviction_methods, fusion_methods
 from service.worker.model.addressing import Addressing
@@ -58,7 +58,7 @@ class Composition:
     """The parts of one worker; `opened` closes the store when it ends."""
 
     def __init__(self, settings: WorkerSettings, decoder: DecoderModel, opened: ExitStack) -> None:
-        if decoder.device.type == "cpu" and (reason := why_missing()):
+        if reason := why_missing(decoder.device):
             log.warning("torch's slower operations are used instead of the kernels: %s", reason)
         model_fingerprint = fingerprint(settings.model, settings.quantize)
         facts = read_calibration(
