@@ -15,7 +15,7 @@ from service.gateway.composition import Gateway
 from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, RequestContext
-from service.gateway.http.openapi import OfferedNames, OpenApiDescription
+from service.gateway.http.openapi import Offer, OpenApiDescription
 from service.gateway.http.routes import answers, documents, operations, pages
 from service.settings.fields import parts
 
@@ -67,16 +67,13 @@ def create_app(gateway: Gateway) -> FastAPI:
         # `include_router` would build the models of all routes again with the first request.
         app.router.routes.extend(router.routes)
     app.mount("/ui", pages.Console(), name="console")
-    app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
+    app.openapi = OpenApiDescription(app, lambda: _offer(gateway))  # type: ignore[method-assign]
     return app
 
 
-def _offered_names(gateway: Gateway) -> OfferedNames:
-    ready = gateway.worker.ready
-    if ready is None:
-        return OfferedNames()
-    names = [
-        model.id
-        for model in answers.list_models(gateway.prompts.model, gateway.prompts.created, ready)
-    ]
-    return OfferedNames(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))
+def _offer(gateway: Gateway) -> Offer:
+    if (ready := gateway.worker.ready) is None:
+        return [], []
+    prompts = gateway.prompts
+    models = [each.id for each in answers.list_models(prompts.model, prompts.created, ready)]
+    return models, [info.name for info in (*ready.fusion, *ready.eviction)]

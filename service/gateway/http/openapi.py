@@ -49,13 +49,8 @@ SCHEMA_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class OfferedNames:
-    """Names of models and methods that requests may choose."""
-
-    models: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-
+Offer = tuple[list[str], list[str]]
+"""Names of models and of methods that requests may choose."""
 
 SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "kvstitch keys create"}}
 METHODS = ("get", "put", "post", "patch", "delete")
@@ -69,10 +64,10 @@ class OpenApiDescription:
         offer: Gives the names of models and methods; none while the worker is not ready.
     """
 
-    def __init__(self, app: FastAPI, offer: Callable[[], OfferedNames]) -> None:
+    def __init__(self, app: FastAPI, offer: Callable[[], Offer]) -> None:
         self._app = app
         self._offer = offer
-        self._made: tuple[OfferedNames, dict[str, Any]] | None = None
+        self._made: tuple[Offer, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, Any]:
         offer = self._offer()
@@ -88,9 +83,7 @@ class OpenApiDescription:
         return self._made[1]
 
 
-def _complete(
-    schema: dict[str, Any], offer: OfferedNames, own_errors: Collection[str]
-) -> dict[str, Any]:
+def _complete(schema: dict[str, Any], offer: Offer, own_errors: Collection[str]) -> dict[str, Any]:
     schema = _renamed(schema)
     components = schema["components"]
     models = components["schemas"]
@@ -100,11 +93,12 @@ def _complete(
         models[model.__name__] = own
     for name in ("HTTPValidationError", "ValidationError"):
         models.pop(name, None)
-    if offer.methods:
-        models["MethodChoice"]["properties"]["method"]["enum"] = offer.methods
-    if offer.models:
+    offered_models, offered_methods = offer
+    if offered_methods:
+        models["MethodChoice"]["properties"]["method"]["enum"] = offered_methods
+    if offered_models:
         for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
-            models[name]["properties"]["model"]["enum"] = [*offer.models, None]
+            models[name]["properties"]["model"]["enum"] = [*offered_models, None]
     components["securitySchemes"] = SECURITY
     for path, operations in schema["paths"].items():
         for method in METHODS:
@@ -133,7 +127,9 @@ def _describe(
     path: str, method: str, operation: dict[str, Any], own_errors: Collection[str]
 ) -> None:
     responses = operation["responses"]
-    _drop_default_422(responses)
+    content = responses.get("422", {}).get("content", {}).get("application/json", {})
+    if content.get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
+        del responses["422"]  # FastAPI's own, which no route responds with
     if path in STREAMS:
         responses["200"]["content"]["text/event-stream"] = {"schema": _events(STREAMS[path])}
     for media, body in operation.get("requestBody", {}).get("content", {}).items():
@@ -188,13 +184,6 @@ def _events(description: str) -> dict[str, Any]:
         "properties": {"event": text, "data": text},
         "required": ["data"],
     }
-
-
-def _drop_default_422(responses: dict[str, Any]) -> None:
-    """Remove FastAPI's own 422, which no route responds with."""
-    content = responses.get("422", {}).get("content", {}).get("application/json", {})
-    if content.get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
-        del responses["422"]
 
 
 def _add_examples(path: str, method: str, operation: dict[str, Any]) -> None:

@@ -115,16 +115,15 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
     tools = tools_of_chat(body, notes)
     form = with_tools(wanted_form(body), tools, served.tool_form)
     fields = {
-        **_common_fields(body, served),
         **_sampled(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
         "continue_final_message": _continues(body),
         "logprobs": _chat_logprobs(body),
-        "guided": None if form is None else form.guided,
     }
-    rename = _renaming("messages", form)
-    requests = _each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
-    return TranslatedRequest(body, served, requests, 1, tools, _unique(notes), rename)
+    return _translated(
+        body, served, [turns], question="messages", form=form, fields=fields, notes=notes,
+        tools=tools, seeds=_seeds(body),
+    )  # fmt: skip
 
 
 def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
@@ -143,23 +142,12 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
             "several requests",
             field="prompt",
         )
-    form = wanted_form(body)
-    fields = {
-        **_common_fields(body, served),
-        **_sampled(body),
-        "max_tokens": body.max_tokens,
-        "logprobs": body.logprobs,
-        "guided": None if form is None else form.guided,
-    }
-    rename = _renaming("prompt", form)
-    requests = [
-        request
-        for text in texts
-        for request in _each_choice(
-            [Turn("user", text)], None, fields, n=n, seed=body.seed, rename=rename
-        )
-    ]
-    return TranslatedRequest(body, served, requests, len(texts), None, _unique(notes), rename)
+    fields = {**_sampled(body), "max_tokens": body.max_tokens, "logprobs": body.logprobs}
+    turns = [[Turn("user", text)] for text in texts]
+    return _translated(
+        body, served, turns, question="prompt", form=wanted_form(body), fields=fields, notes=notes,
+        seeds=_seeds(body),
+    )  # fmt: skip
 
 
 def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
@@ -178,19 +166,56 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
     form = with_tools(form_of_text(body.text), tools, served.tool_form)
     same = ("temperature", "top_p", "stream", "presence_penalty", "frequency_penalty")
     given = {name: getattr(body, name) for name in same}
-    fields = {
-        **_common_fields(body, served),
-        **{name: value for name, value in given.items() if value is not None},
-        "max_tokens": body.max_output_tokens,
-        "guided": None if form is None else form.guided,
-    }
-    inner = _renaming("input", form)
+    fields = {name: value for name, value in given.items() if value is not None}
+    fields["max_tokens"] = body.max_output_tokens
+    return _translated(
+        body, served, [turns], question="input", form=form, fields=fields, notes=notes, tools=tools
+    )
 
-    def rename(name: str | None) -> str | None:
-        return _RESPONSES_NAMES.get(name or "", inner(name))
 
-    requests = _each_choice(turns, tools, fields, n=1, seed=None, rename=rename)
-    return TranslatedRequest(body, served, requests, 1, tools, _unique(notes), rename)
+def _translated(
+    body: CommonRequest,
+    served: Served,
+    prompts: Sequence[Sequence[Turn]],
+    *,
+    question: str,
+    form: WantedForm | None,
+    fields: dict[str, Any],
+    notes: Sequence[str],
+    tools: ToolSet | None = None,
+    seeds: Sequence[int | None] = (None,),
+) -> TranslatedRequest:
+    """Return one request for each prompt and seed.
+
+    Args:
+        fields: Of GenerateRequest, without those that the model's name and `kvstitch` stand for.
+        question: The field of `body` that holds the prompts.
+
+    Raises:
+        InvalidRequest: A field is wrong; it has the client's name.
+    """
+    fields |= {**_common_fields(body, served), "guided": None if form is None else form.guided}
+    rename = _renaming(question, form)
+    try:
+        requests: list[GenerateRequest] = [
+            ConversationRequest.of(turns, tools, **fields, seed=seed)
+            for turns in prompts
+            for seed in seeds
+        ]
+    except ValidationError as error:
+        fault = from_validation(error.errors(include_url=False), GenerateRequest)
+        sent = rename(fault.field)
+        message = fault.message.replace(fault.field or "", sent or "", 1)
+        raise InvalidRequest(message, field=sent) from error
+    unique = list(dict.fromkeys(notes))
+    return TranslatedRequest(body, served, requests, len(prompts), tools, unique, rename)
+
+
+def _seeds(body: SampledRequest) -> list[int | None]:
+    """Return the seed of each of the answers to a prompt, one after another; OpenAI's may be
+    negative, the sampler's must not."""
+    seed = body.seed
+    return [None if seed is None else (seed + n) % 2**63 for n in range(body.n or 1)]
 
 
 def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
@@ -229,31 +254,6 @@ def _named_model(name: str | None, served: Served) -> tuple[str | None, MethodCh
     return None if base == served.model else base, MethodChoice(method=method)
 
 
-def _each_choice(
-    turns: Sequence[Turn],
-    tools: ToolSet | None,
-    fields: dict[str, Any],
-    *,
-    n: int,
-    seed: int | None,
-    rename: Callable[[str | None], str | None],
-) -> list[GenerateRequest]:
-    """Return the same request n times, with seeds one after another.
-
-    Raises:
-        InvalidRequest: A field is wrong; it has the client's name.
-    """
-    # OpenAI's seeds may be negative, the sampler's must not.
-    seeds = [None if seed is None else (seed + number) % 2**63 for number in range(n)]
-    try:
-        return [ConversationRequest.of(turns, tools, **fields, seed=each) for each in seeds]
-    except ValidationError as error:
-        fault = from_validation(error.errors(include_url=False), GenerateRequest)
-        sent = rename(fault.field)
-        message = fault.message.replace(fault.field or "", sent or "", 1)
-        raise InvalidRequest(message, field=sent) from error
-
-
 def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
     """Make a function from a field of GenerateRequest to its name in the client's request.
 
@@ -266,6 +266,8 @@ def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], 
         root = re.split(r"[.\[]", name or "")[0]
         if root in ("question", "messages"):
             return question
+        if question == "input" and name in _RESPONSES_NAMES:
+            return _RESPONSES_NAMES[name]
         if root == "guided" and form is not None:
             return form.field
         if root in Extension.model_fields:
@@ -273,10 +275,6 @@ def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], 
         return _RENAMED.get(root, name and name.removesuffix(".[key]"))  # pydantic's word
 
     return rename
-
-
-def _unique(texts: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
 
 
 def _checked(body: SampledRequest, rules: Any) -> list[str]:
