@@ -29,7 +29,7 @@ from service.worker.methods.layer_view import (
     LayerView,
     PrefillResult,
 )
-from service.worker.methods.scores import apportion, exact, max_pool, mean_pool, stable_topk
+from service.worker.methods.scores import apportion, exact, max_pool, stable_topk
 from service.worker.methods.stored_kv import Shift, squared_deviation
 from service.worker.model.attention import attend_with_scores, attention_probabilities
 from service.worker.model.model_facts import FlopCount, ModelFacts
@@ -41,5 +41,5 @@ __all__ = [
     "Phase", "PrefillResult", "Prefix", "PromptAttention", "PromptLayout", "PromptShape", "Reads",
     "RowWeights", "Segment", "Shift", "Sight", "Steps", "TwoPassMethod", "apportion",
     "attend_with_scores", "attention_probabilities", "dense_phases", "exact", "floor_share",
-    "max_pool", "mean_pool", "parameter", "share_of", "squared_deviation", "stable_topk", "union",
+    "max_pool", "parameter", "share_of", "squared_deviation", "stable_topk", "union",
 ]  # fmt: skip

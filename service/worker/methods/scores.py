@@ -25,14 +25,6 @@ def max_pool(scores: Tensor, kernel: int) -> Tensor:
     return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
 
 
-def mean_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Return the sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`."""
-    reach = min(kernel // 2, scores.shape[1])
-    width = 2 * reach + 1
-    pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)
-    return pooled * (width / kernel)
-
-
 def exact(number: float) -> Fraction:
     """Return the number as it was written in decimal: 0.29 is 29/100."""
     return Fraction(str(number))

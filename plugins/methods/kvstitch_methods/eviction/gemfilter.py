@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.methods.api import (
@@ -20,7 +21,6 @@ from service.worker.methods.api import (
     ModelFacts,
     PromptAttention,
     PromptLayout,
-    mean_pool,
     parameter,
     stable_topk,
 )
@@ -95,4 +95,13 @@ class Method(EvictionMethod):
         # The query heads of a group share their keys, so the sum of q·k is (sum of q)·k.
         summed_queries = q.float().view(kv_heads, -1, d).sum(1)
         logits = torch.einsum("hd,hnd->n", summed_queries, k.float())
-        return mean_pool(logits.unsqueeze(0), self.kernel)[0]
+        return _mean_pool(logits.unsqueeze(0), self.kernel)[0]
+
+
+def _mean_pool(scores: Tensor, kernel: int) -> Tensor:
+    """Return the sum of the scores within `kernel // 2` tokens on either side, divided by `kernel`:
+    `[rows, n]` → `[rows, n]`."""
+    reach = min(kernel // 2, scores.shape[1])
+    width = 2 * reach + 1
+    pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)
+    return pooled * (width / kernel)
