@@ -231,16 +231,6 @@ def test_langchain_meets_an_error(base_url: str) -> None:
         langchain(base_url, model="gpt-4o").invoke(QUESTION)
 
 
-@pytest.mark.slow
-def test_langchain_leaves_a_stream(endless: Service, base_url: str) -> None:
-    before = endless.settled_metrics().value(STEPS)
-    stream = langchain(base_url, max_tokens=MANY).stream(QUESTION)
-    pieces = (chunk for chunk in stream if chunk.content)
-    assert len(list(islice(pieces, READ))) == READ
-    stream.close()  # type: ignore[attr-defined]
-    assert_stopped(endless, before)
-
-
 # -- LlamaIndex -----------------------------------------------------------------------------------
 
 
@@ -281,15 +271,3 @@ async def test_llama_index_streams_and_stops(base_url: str, expected: str, stop:
 def test_llama_index_meets_an_error(base_url: str) -> None:
     with pytest.raises(openai.NotFoundError, match="GET /v1/models"):
         llama_index(base_url, model="gpt-4o", is_chat_model=True).complete(QUESTION)
-
-
-@pytest.mark.slow
-def test_llama_index_leaves_a_stream(endless: Service, base_url: str) -> None:
-    before = endless.settled_metrics().value(STEPS)
-    stream = llama_index(base_url, is_chat_model=True, max_tokens=MANY).stream_chat(
-        [ChatMessage(role=MessageRole.USER, content=QUESTION)]
-    )
-    pieces = (chunk for chunk in stream if chunk.delta)
-    assert len(list(islice(pieces, READ))) == READ
-    stream.close()
-    assert_stopped(endless, before)

@@ -81,13 +81,3 @@ def test_a_deleted_document_is_in_no_kept_prompt(serve: Serve, twelve: Documents
         service.until(lambda: kept(service) == 0, "a prompt with the deleted text is kept")
         answer = service.ask(question, fusion={"method": "pie"}, max_tokens=2)
         assert answer["cache"]["reused_tokens"] == 0
-
-
-@pytest.mark.slow
-def test_off_nothing_is_kept(serve: Serve, twelve: Documents) -> None:
-    with serve() as service:
-        service.ingest(twelve[:2])
-        for _ in range(2):
-            answer = service.ask("What is it?", max_tokens=2)
-            assert answer["cache"]["reused_tokens"] == 0
-        assert service.settled_metrics().value("kvstitch_pool_kept_ratio") == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 
 import pytest
@@ -43,11 +42,3 @@ def test_the_service_starts_and_reads(serve: Serve, corpus: Documents) -> None:
         found = subprocess.run(command, capture_output=True, check=False, timeout=120)
         (finding,) = [f for f in json.loads(found.stdout)["checks"] if f["check"] == "kv folder"]
         assert finding["level"] == "warn" and "and 5 more" in finding["message"]
-
-
-def test_nobody_else_may_read_the_kv(serve: Serve, corpus: Documents) -> None:
-    with serve() as service:
-        service.ingest(corpus[:1])
-        kv = service.data_dir / "kv"
-        for path in [kv, *kv.rglob("*")]:
-            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
