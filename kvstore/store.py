@@ -239,21 +239,20 @@ class TieredStore:
             )
 
     def _put(self, key: str, chunk: EncodedChunk) -> bool:
-        new = True
+        coming = {tier for tier, queue in self._queues.items() if queue.holds(key)}
+        lacking = [t for t in self._tiers if t not in coming and not t.contains([key])]
         refused: list[str] = []
-        for tier in self._tiers:
+        for tier in lacking:
             queue = self._queues.get(tier)
-            if (queue is not None and queue.holds(key)) or tier.contains([key]):
-                new = False
-            elif tier.name not in self._write_to:
+            if tier.name not in self._write_to:
                 continue
-            elif queue is not None and tier.kind == "shared" and not self._write_through:
+            if queue is not None and tier.kind == "shared" and not self._write_through:
                 queue.submit(key, chunk)
             elif not tier.put(key, chunk):
                 refused.append(tier.name)
         if refused and self._write_through:
             raise TierUnavailable(f"{', '.join(refused)} did not take the chunk")
-        return new
+        return len(lacking) == len(self._tiers)
 
     def _first(self, op: str, found: str | None) -> int:
         """Return the place of the tier where a chunk was found; faster ones have a miss."""

@@ -150,7 +150,8 @@ class _Splitter:
                 return self._halved(position, end)
 
     def _count(self, start: int, end: int) -> int:
-        return self.settings._count(self.title, self.text[start:end])
+        rendered = self.settings.render(self.title, self.text[start:end])
+        return self.settings.tokenizer.count_tokens(rendered)
 
     def _halved(self, position: int, end: int) -> ChunkSpan:
         """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""

@@ -58,7 +58,7 @@ class EmbeddedDocument(Document):
 
     @cached_property
     def _heading_paths(self) -> list[str]:
-        return heading_paths(self, self.spans)
+        return heading_paths(self, self.spans) if self.marks else [""] * len(self.spans)
 
 
 class DocumentEmbedder:

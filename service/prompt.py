@@ -38,10 +38,6 @@ class Encoder(Protocol):
 
     bos: int | None
 
-    def encode_text(self, text: str) -> list[int]:
-        """Encode user text; special tokens written in it are treated as ordinary characters."""
-        ...
-
     def encode_template(self, template: str, **user_text: str) -> list[int]:
         """Encode a template with its `{names}` filled in."""
         ...
@@ -160,11 +156,3 @@ def system_ids(fmt: PromptFormat, encoder: Encoder) -> list[int]:
     """Return ids of the system prompt S: BOS if the model has one, then the instruction."""
     bos = [] if encoder.bos is None else [encoder.bos]
     return bos + encoder.encode_template(fmt.system)
-
-
-def document_ids(fmt: PromptFormat, encoder: Encoder, title: str, text: str) -> list[int]:
-    """Return ids of one chunk, the same when it is precomputed and at every request."""
-    ids = encoder.encode_text(fmt.render_document(title, text))
-    if fmt.prefix_mode == "bos_keep" and encoder.bos is not None:
-        return [encoder.bos, *ids]
-    return ids

@@ -40,9 +40,8 @@ from kvstitch_tune.environment import describe
 from kvstitch_tune.single_prompts import prefill_ids
 from kvstore import SsdTier, TieredStore
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages.requests import ChunkTokens
+from service.messages.requests import ChunkTokens, Precompute
 from service.models import prepare_model
-from service.prompt import document_ids
 from service.settings import Settings, load
 from service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
 
@@ -128,11 +127,7 @@ def measure(
         torch.inference_mode(),
     ):
         for turn, part in enumerate(parts):
-            ids = [
-                token
-                for each in part
-                for token in document_ids(prompts.format, prompts.tokenizer, each.title, each.text)
-            ]
+            ids = [token for each in part for token in prompts.document_ids(each.title, each.text)]
 
             def http(part: list[CorpusDocument] = part) -> dict[str, Any]:
                 done = timed(lambda: ingest(client, part), service_clock)
@@ -209,7 +204,8 @@ def precompute(
     engine: Engine, prompts: PromptBuilder, chunks: list[ChunkTokens], mode: str
 ) -> None:
     queue = engine.precompute_queue
-    for address in engine.admission.addresses(prompts.system, chunks, mode, "")[1:]:
+    message = Precompute("", prompts.system, chunks, mode)
+    for address in engine.admission.addresses(message)[1:]:
         if address is not None:
             queue.add(address, id="chunk")
     while queue.pending:

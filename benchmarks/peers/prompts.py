@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadtest.traffic.routes import CorpusDocument
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn, document_ids
+from service.prompt import Turn
 from service.settings import Settings
 
 CHUNK_TOKENS = 512
@@ -56,5 +56,5 @@ class Encoder:
         builder = self._builder
         out = list(builder.system)
         for each in documents:
-            out += document_ids(builder.format, builder.tokenizer, each.title, each.text)
+            out += builder.document_ids(each.title, each.text)
         return (*out, *builder.encode_question(turns))

@@ -20,7 +20,7 @@ from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 from kvstitch_tune.prompts import Prompt
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import make_embedder
-from service.prompt import Turn, document_ids
+from service.prompt import Turn
 from service.settings import Settings
 
 SPLITS = ("dev", "test")
@@ -82,9 +82,8 @@ class Suites:
     def passages(self, split: str) -> list[list[int]]:
         """All passages of Natural Questions' split as they stand in prompts, as token ids."""
         asked = natural_questions.load(split)
-        fmt, tokenizer = self._builder.format, self._builder.tokenizer
         distinct = dict.fromkeys(each.passage for each in asked)
-        return [document_ids(fmt, tokenizer, p.title, p.text) for p in distinct]
+        return [self._builder.document_ids(p.title, p.text) for p in distinct]
 
     def render(self, passage: Passage) -> str:
         """A passage as it stands in prompts."""
@@ -165,8 +164,8 @@ class Suites:
         answers: Sequence[str],
         choice: Choice,
     ) -> Prompt:
-        fmt, tokenizer = self._builder.format, self._builder.tokenizer
-        documents = [document_ids(fmt, tokenizer, p.title, p.text) for p in passages]
+        tokenizer = self._builder.tokenizer
+        documents = [self._builder.document_ids(p.title, p.text) for p in passages]
         question = self._builder.encode_question(turns)
         question += tokenizer.encode_text(choice.answer_prefix)
         system, chunks = self._builder.system, chunked(documents, choice.chunk_tokens)

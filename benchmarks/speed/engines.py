@@ -16,7 +16,7 @@ from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.base import Tier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Generate, Method, Sampling
+from service.messages.requests import ChunkTokens, Generate, Method, Precompute, Sampling
 from service.worker.api import Address, DecoderModel, Engine
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
@@ -64,7 +64,7 @@ class Prompt:
         )
 
     def addresses(self, engine: Engine) -> list[Address]:
-        found = engine.admission.addresses(self.system, self.documents, "none", "")
+        found = engine.admission.addresses(Precompute("", self.system, self.documents))
         return [address for address in found if address is not None]
 
     def computed(self, decoder: DecoderModel) -> dict[str, EncodedChunk]:

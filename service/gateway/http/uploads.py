@@ -28,15 +28,15 @@ from service.gateway.documents.parsing.file_kinds import (
     kind_of_media_type,
     kind_of_start,
 )
-from service.gateway.documents.parsing.sent_documents import (
+from service.gateway.http.dependencies import INLINE_BYTES, MOST_NAMES, GatewayDep, note
+from service.gateway.http.multipart import Part, charset_of, decoded, read_parts
+from service.gateway.http.sent_documents import (
     file_document,
     json_document,
     line_limit,
     parse_line,
     split_readers,
 )
-from service.gateway.http.dependencies import INLINE_BYTES, MOST_NAMES, GatewayDep, note
-from service.gateway.http.multipart import Part, charset_of, decoded, read_parts
 from service.gateway.json_content import read_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
 from service.settings.serving import LimitSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from service.gateway.prompts.tool_conversation import WrittenText, tool_conversa
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.requests import ChunkTokens
-from service.prompt import Turn, document_ids, system_ids
+from service.prompt import Turn, system_ids
 from service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3
@@ -73,13 +74,16 @@ class PromptBuilder:
 
     def segment(self, chunk: Chunk) -> list[int]:
         """Return the token ids of a chunk, the same when it is precomputed and at every request."""
-
-        def encode() -> list[int]:
-            return document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
-
+        encode = partial(self.document_ids, chunk.title, chunk.text)
         if chunk.chunk_id < 0:  # of an inline document: the id means another text next time
             return encode()
         return self._segment_ids.get(chunk.chunk_id, chunk.revision, encode)
+
+    def document_ids(self, title: str, text: str) -> list[int]:
+        """Return the token ids of a chunk with this title and text."""
+        ids = self.tokenizer.encode_text(self.format.render_document(title, text))
+        bos = self.tokenizer.bos
+        return [bos, *ids] if self.format.prefix_mode == "bos_keep" and bos is not None else ids
 
     @property
     def tool_form(self) -> ToolForm:

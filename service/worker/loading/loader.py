@@ -226,12 +226,14 @@ class Loader:
 
         return self.run(work)
 
-    def is_complete(self, address: Address, extra: ChunkExtra | None) -> bool:
-        """Return whether the chunk and what is wanted beside it are stored; reads here."""
-        store = self.store
-        return bool(store.contains([address.key])) and (
-            extra is None or store.read_extra(address.key, extra.name, extra.version) is not None
-        )
+    def complete(self, addresses: Sequence[Address], extra: ChunkExtra | None) -> set[str]:
+        """Return the keys of those chunks that are stored with what is wanted beside them; reads
+        here."""
+        keys = self.store.contains({address.key for address in addresses})
+        if extra is None:
+            return keys
+        read = self.store.read_extra
+        return {key for key in keys if read(key, extra.name, extra.version) is not None}
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
         """Read chunks before their request comes; the store moves them into the memory tier."""

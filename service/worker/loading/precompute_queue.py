@@ -221,17 +221,14 @@ class PrecomputeQueue:
 
     def _start(self) -> None:
         """Start the next chunk, with others of the queue that stand behind the same parts."""
-        self._current = self._take()
-        for task in self._current:
+        taken = self._take()
+        addresses = [task.address for task in taken]
+        stored = self._loader.complete(addresses, taken[0].extra)
+        missing = []
+        for task in taken:
             task.started_at = time.monotonic()
-        missing = [
-            task for task in self._current if not self._loader.is_complete(task.address, task.extra)
-        ]
-        for task in self._current:
-            if task not in missing:
-                self._writing.append(
-                    task
-                )  # `write` stays None, which means that the chunk was present
+            # Without `write`: the chunk was present.
+            (self._writing if task.address.key in stored else missing).append(task)
         self._current = missing
         if missing:
             addresses = [task.address for task in missing]

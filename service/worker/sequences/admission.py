@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
-from service.messages.requests import ChunkTokens, Generate, Sampling
+from service.messages.requests import ChunkTokens, Generate, Precompute, Prefetch, Sampling
 from service.shared.parameters import AUTO
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
@@ -36,16 +36,10 @@ class Admission:
     # compiles what answers must match; None if there is no tokenizer
     grammars: Grammars | None = None
 
-    def addresses(
-        self,
-        system: Sequence[int],
-        documents: Sequence[ChunkTokens],
-        prefix_mode: str,
-        tenant: str,
-        lora: str = "",
-    ) -> list[Address | None]:
+    def addresses(self, message: Generate | Prefetch | Precompute) -> list[Address | None]:
         """Return addresses of S and of every document, None for an empty segment; raises
         InvalidRequest if there is no such LoRA adapter."""
+        lora, system, tenant = message.lora, message.system, message.tenant
         if lora and lora not in self.decoder.loras:
             names = ", ".join(sorted(self.decoder.loras)) or "none"
             raise InvalidRequest(
@@ -54,8 +48,10 @@ class Admission:
         addressing = self.addressing.with_lora(lora)
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
-            addressing.document(d.ids, prefix_mode, system, tenant, d.prefixes) if d.ids else None
-            for d in documents
+            addressing.document(d.ids, message.prefix_mode, system, tenant, d.prefixes)
+            if d.ids
+            else None
+            for d in message.documents
         ]
         return [system_address, *document_addresses]
 
@@ -103,9 +99,7 @@ class Admission:
                 f"history must be 0 to {len(request.question) - 1}, the question's tokens but one",
                 field="history",
             )
-        addresses = self.addresses(
-            request.system, request.documents, request.prefix_mode, request.tenant, request.lora
-        )
+        addresses = self.addresses(request)
         gated = self.replace(request.fusion.name, fusion) if self.replace else None
         if gated is not None:
             fusion = gated.fusion

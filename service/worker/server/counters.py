@@ -9,7 +9,7 @@ from typing import Any
 from kvstore import StoreStats, TierStats
 from service import __version__
 from service.messages.replies import Ready, WorkerLoad
-from service.messages.requests import ChunkTokens
+from service.messages.requests import ChunkTokens, Precompute
 from service.shared.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
@@ -125,7 +125,7 @@ class LoadMeter:
         self._engine = engine
         self._token_flops = full_prefill(engine.decoder, SAMPLE_TOKENS) / SAMPLE_TOKENS
         chunk = ChunkTokens(0, [0] * SAMPLE_TOKENS)
-        address = engine.admission.addresses([], [chunk], "none", "")[1]
+        address = engine.admission.addresses(Precompute("", [], [chunk]))[1]
         assert address is not None
         self._token_bytes = stored_bytes(address) / SAMPLE_TOKENS
 

@@ -276,9 +276,7 @@ class WorkerServer:
     def _addresses(self, message: Generate | Prefetch | Precompute) -> list[Address | None]:
         """Return addresses of S and of the chunks, whose names are told to `CachedChunks` if
         gateways ask for them."""
-        system, *chunks = self._engine.admission.addresses(
-            message.system, message.documents, message.prefix_mode, message.tenant, message.lora
-        )
+        system, *chunks = self._engine.admission.addresses(message)
         if self._reporter.cached.reported:
             names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
             self._reporter.cached.name(

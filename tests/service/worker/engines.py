@@ -17,6 +17,7 @@ from service.messages.requests import (
     Generate,
     HistoryMode,
     Method,
+    Precompute,
     Sampling,
 )
 from service.worker.engine.engine import Engine, EngineOptions
@@ -126,7 +127,9 @@ class Rig:
         addresses = [
             address
             for lora in loras
-            for address in self.engine.admission.addresses(S, documents, prefix_mode, "", lora)
+            for address in self.engine.admission.addresses(
+                Precompute("", S, documents, prefix_mode, lora=lora)
+            )
         ]
         for address in addresses:
             if address is not None:

@@ -10,7 +10,7 @@ import torch
 
 from kvstore import MemoryTier, parse_header
 from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Method
+from service.messages.requests import ChunkTokens, Method, Precompute
 from service.worker.methods.registry import make_fusion
 from tests.kvstore.chunks import tensors_of
 from tests.service.worker.engines import PIE, Rig, disk, rig
@@ -111,7 +111,7 @@ def test_all_uncached_is_a_full_prefill(long_model: Tiny) -> None:
 def test_a_missing_document_is_computed_by_itself(stored: Rig) -> None:
     """The answer is the one without the fault, and the document is stored again."""
     expected, whole = answer(stored)
-    address = stored.engine.admission.addresses([], DOCUMENTS, "none", "")[2]
+    address = stored.engine.admission.addresses(Precompute("", [], DOCUMENTS))[2]
     assert address is not None
     stored.store.delete({address.key})
     tokens, report = answer(stored)
@@ -159,7 +159,7 @@ def test_chunks_stored_without_a_sketch_get_one_where_all_have_one(
 
 def flip_block(r: Rig, folder: Path, document: int, layer: int, blocks: list[int]) -> None:
     """One bit in each of these blocks' values."""
-    address = r.engine.admission.addresses([], DOCUMENTS, "none", "")[document]
+    address = r.engine.admission.addresses(Precompute("", [], DOCUMENTS))[document]
     assert address is not None
     file = next(folder.rglob(f"{address.key}.safetensors"))
     data = bytearray(file.read_bytes())

@@ -18,7 +18,7 @@ from kvstitch_ray.bulk.sources import InputFile, Source
 from service.errors import BodyTooLarge, InvalidRequest, KvstitchError
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.file_kinds import file_kind, is_binary
-from service.gateway.documents.parsing.sent_documents import (
+from service.gateway.http.sent_documents import (
     file_document,
     json_document,
     line_limit,

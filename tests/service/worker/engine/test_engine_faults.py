@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import MemoryTier, RedisTier
+from service.messages.requests import Precompute
 from tests.redis_server import redis_server
 from tests.service.worker.engines import A3, DOCUMENTS, Rig, disk, rig
 from tests.service.worker.tiny import Tiny
@@ -25,7 +26,7 @@ def truncate(file: Path) -> None:
 
 
 def chunk_file(folder: Path, r: Rig, number: int) -> Path:
-    address = r.engine.admission.addresses([], DOCUMENTS, "none", "")[number]
+    address = r.engine.admission.addresses(Precompute("", [], DOCUMENTS))[number]
     assert address is not None
     return next(folder.rglob(f"{address.key}.safetensors"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.messages.requests import Precompute
 from service.worker.engine.scheduler import IDLE_WORK_SHARE, StepBudget
 from service.worker.forward import layer_ops
 from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, Rig, rig
@@ -98,7 +99,7 @@ def ended(r: Rig, name: str) -> bool:
 
 def test_precompute_is_done_though_requests_never_pause(model: Tiny) -> None:
     with rig(model) as r:
-        for address in r.engine.admission.addresses([], DOCUMENTS, "none", "")[1:]:
+        for address in r.engine.admission.addresses(Precompute("", [], DOCUMENTS))[1:]:
             assert address is not None
             r.engine.precompute_queue.add(address, id="ingest")
         names = [r.submit(VANILLA, max_tokens=5)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.messages.replies import Explained
-from service.messages.requests import ChunkTokens, Generate, Method
+from service.messages.requests import ChunkTokens, Generate, Method, Precompute
 from service.worker.forward import layer_ops
 from service.worker.gate.correctness_gate import MAX_PENDING, GateSettings
 from service.worker.gate.method_trust import MAX_KNOWN
@@ -78,7 +78,7 @@ def test_purged_documents_are_not_checked(model: Tiny) -> None:
         r.engine.step()  # some check has begun
         left = gate_of(r).pending
         assert left > 1
-        address = r.engine.admission.addresses(S, DOCUMENTS, "none", "")[2]
+        address = r.engine.admission.addresses(Precompute("", S, DOCUMENTS))[2]
         assert address is not None
         r.engine.forget([address.key], [])
         assert gate_of(r).pending == 0
@@ -91,7 +91,7 @@ def test_chunks_lost_while_fallen_back_come_back(model: Tiny) -> None:
         r.precompute()
         for _ in range(4):
             ask(r, BROKEN)
-        keys = {a.key for a in r.engine.admission.addresses(S, DOCUMENTS, "none", "") if a}
+        keys = {a.key for a in r.engine.admission.addresses(Precompute("", S, DOCUMENTS)) if a}
         r.store.delete(keys)
         ask(r, BROKEN)
         r.run()
@@ -109,7 +109,7 @@ def test_checks_and_precompute_take_turns(model: Tiny, monkeypatch: pytest.Monke
             r.submit(PIE, max_tokens=1)
         while not r.engine.scheduler.idle:
             r.events.extend(r.engine.step())
-        for address in r.engine.admission.addresses(S, many, "none", ""):
+        for address in r.engine.admission.addresses(Precompute("", S, many)):
             assert address is not None
             r.engine.precompute_queue.add(address, id="ingest")
         checks, chunks = gate_of(r).pending, r.engine.precompute_queue.pending

@@ -16,7 +16,7 @@ import pytest
 
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from service.messages.replies import Precomputed
-from service.messages.requests import ChunkTokens, Method
+from service.messages.requests import ChunkTokens, Method, Precompute
 from service.worker.forward import chunk_prefill, layer_ops
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.methods.layer_view import ChunkExtra
@@ -48,7 +48,7 @@ def some_stored(model: Tiny, tmp_path: Path) -> Iterator[Rig]:
 
 
 def addresses(r: Rig) -> list[Address]:
-    return [a for a in r.engine.admission.addresses(S, DOCUMENTS, "none", "") if a is not None]
+    return [a for a in r.engine.admission.addresses(Precompute("", S, DOCUMENTS)) if a is not None]
 
 
 def stored(r: Rig) -> list[int]:
@@ -162,7 +162,7 @@ def test_chunks_behind_the_same_parts_are_computed_together(
 def test_what_stands_behind_other_parts_is_not(model: Tiny, batches: list[list[int]]) -> None:
     with rig(model) as r:
         for mode in ("none", "system"):
-            for address in r.engine.admission.addresses(S, DOCUMENTS, mode, "")[1:]:
+            for address in r.engine.admission.addresses(Precompute("", S, DOCUMENTS, mode))[1:]:
                 assert address is not None
                 r.engine.precompute_queue.add(address, id="ingest")
         r.run()

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
-from service.messages.requests import Method
+from service.messages.requests import Method, Precompute
 from service.worker.layout import PromptLayout
 from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.planner import LATE
@@ -85,7 +85,7 @@ def streaming_rig(model: Tiny, tier: Tier, **kwargs: Any) -> Iterator[Rig]:
 
 
 def keys(r: Rig) -> list[str]:
-    addresses = r.engine.admission.addresses([], DOCUMENTS, "none", "")[1:]
+    addresses = r.engine.admission.addresses(Precompute("", [], DOCUMENTS))[1:]
     return [address.key for address in addresses if address is not None]
 
 
