@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +35,19 @@ class ChunkKV:
     # Whether a purge deletes prompts with its text, too, though another chunk has the same text and
     # keeps its KV: other people may read the document now.
     prompts: bool = False
+
+    @property
+    def digest(self) -> bytes:
+        """What a tenant's chunks with these token ids have in common."""
+        # The unnamed tenant has no key, because the first release had none.
+        key = hashlib.sha256(self.tenant.encode()).digest() if self.tenant else b""
+        return hashlib.blake2b(array("q", self.ids).tobytes(), digest_size=16, key=key).digest()
+
+    def stored_copies(self, *, alone: bool) -> list[ChunkTokens]:
+        """Return what is stored of it: its copies, and without a prefix if it has none, or if it is
+        also stored `alone`."""
+        own = ChunkTokens(self.chunk_id, self.ids)
+        return [own, *self.copies] if alone or not self.copies else self.copies
 
 
 class ChunkKVs:

@@ -26,7 +26,7 @@ from service.gateway.documents.jobs.document_queue import DocumentQueue
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.fleet.worker_pool import Worker
 from service.messages.replies import Precomputed
-from service.messages.requests import ChunkTokens, Precompute
+from service.messages.requests import Precompute
 
 T = TypeVar("T")
 Numbered = tuple[int, ChunkKV]
@@ -67,6 +67,8 @@ class KvStage:
         self._models = ("", *loras)
         self._on_reply = on_reply
         self._complete = complete
+        # Whether chunks are stored without a prefix, too, before their documents are done.
+        self._alone = complete or chunks.prefixes.kind == "neighbours"
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document
         self._storing: asyncio.Task[None] | None = None
@@ -128,7 +130,8 @@ class KvStage:
     ) -> AsyncGenerator[tuple[str, Precomputed], None]:
         """Have the KV of a tenant's chunks stored, each with its copy with a prefix, if it has one;
         `same` have the same texts, and so the same KV. Yields (LoRA adapter, reply) per copy."""
-        wanted = [copy for chunk in chunks for copy in self._wanted(chunk, complete)]
+        alone = complete or self._alone
+        wanted = [copy for chunk in chunks for copy in chunk.stored_copies(alone=alone)]
         wanted.sort(key=lambda copy: bool(copy.behind))  # those without a prefix come first
         prompts = self._chunks.prompts
         async with self._purges.storing([*chunks, *same]):
@@ -164,7 +167,7 @@ class KvStage:
                 if own[PASS_CHUNKS:]:
                     self._rest[item.number], own = own[PASS_CHUNKS:], own[:PASS_CHUNKS]
                 work += [(item.number, chunk) for chunk in own]
-                copies = sum(len(self._wanted(chunk)) for chunk in own)
+                copies = sum(len(chunk.stored_copies(alone=self._alone)) for chunk in own)
                 progress.expect(item.number, copies * len(self._models))
         async with progress:
             await self._store(work, progress)
@@ -202,7 +205,7 @@ class KvStage:
             async with aclosing(self.replies(tenant, first, same)) as replies:
                 async for lora, reply in replies:
                     (_, chunk), *others = by_id[reply.chunk_id]
-                    copies = len(self._wanted(chunk)) * len(self._models)
+                    copies = len(chunk.stored_copies(alone=self._alone)) * len(self._models)
                     self._on_reply(reply, lora, len(chunk.ids) / copies)
                     error = reply.message if reply.status == "failed" else ""
                     status = "failed" if error else "present"
@@ -217,14 +220,6 @@ class KvStage:
             raise
         except KvstitchError as error:
             progress.errors.update((number, error.message) for group in part for number, _ in group)
-
-    def _wanted(self, chunk: ChunkKV, complete: bool = False) -> list[ChunkTokens]:
-        """Return what is stored of a chunk before its document is done, or in the end."""
-        alone = ChunkTokens(chunk.chunk_id, chunk.ids)
-        if not chunk.copies:
-            return [alone]
-        complete = complete or self._complete or self._chunks.prefixes.kind == "neighbours"
-        return [*([alone] if complete else []), *chunk.copies]
 
     async def _count_crash(self, batch: Sequence[IngestDocument]) -> None:
         numbers = [item.number for item in batch]

@@ -224,7 +224,7 @@ class PrecomputeQueue:
         taken = self._take()
         addresses = [task.address for task in taken]
         stored = self._loader.complete(addresses, taken[0].extra)
-        missing = []
+        missing: list[Task] = []
         for task in taken:
             task.started_at = time.monotonic()
             # Without `write`: the chunk was present.

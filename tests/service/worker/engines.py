@@ -128,7 +128,7 @@ class Rig:
             address
             for lora in loras
             for address in self.engine.admission.addresses(
-                Precompute("", S, documents, prefix_mode, lora=lora)
+                Precompute("", S, [*documents], prefix_mode, lora=lora)
             )
         ]
         for address in addresses:

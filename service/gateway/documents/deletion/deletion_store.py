@@ -8,11 +8,9 @@ one KV.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import uuid
-from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,16 +157,15 @@ class DeletionStore:
 
     def record_contents(self, targets: Sequence[ChunkKV]) -> None:
         """Remember the content of chunks, before their KV is stored."""
-        rows = [{"chunk_id": target.chunk_id, "digest": content_digest(target.tenant, target.ids)}
-                for target in targets]  # fmt: skip
+        rows = [{"chunk_id": target.chunk_id, "digest": target.digest} for target in targets]
         with self._database.write() as write:
             upsert(write, contents, rows)
 
-    def chunks_with_content(self, tenant: str, ids: list[int]) -> list[int]:
-        """Return a tenant's chunks with exactly these token ids: all of them share one KV."""
-        same = contents.c.digest == content_digest(tenant, ids)
+    def chunks_with_content(self, digest: bytes) -> list[int]:
+        """Return a tenant's chunks with the same token ids: all of them share one KV."""
+        query = select(contents.c.chunk_id).where(contents.c.digest == digest)
         with self._database.read() as read:
-            return list(read.scalars(select(contents.c.chunk_id).where(same)))
+            return list(read.scalars(query))
 
     def forget_contents(self, chunk_ids: Sequence[int]) -> None:
         with self._database.write() as write:
@@ -254,10 +251,3 @@ def _add_to_receipt(
     counts.update(copies)
     values = {"kv": json.dumps(counts), "unreached": json.dumps(list(unreached))}
     write.execute(receipts.update().where(named).values(values))
-
-
-def content_digest(tenant: str, ids: list[int]) -> bytes:
-    """Return what a tenant's chunks with these token ids have in common."""
-    # The unnamed tenant has no key, because the first release had none.
-    key = hashlib.sha256(tenant.encode()).digest() if tenant else b""
-    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16, key=key).digest()

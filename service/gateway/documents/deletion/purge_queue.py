@@ -31,11 +31,7 @@ from retriever.documents import CatalogState
 from retriever.sql.database import Database
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
-from service.gateway.documents.deletion.deletion_store import (
-    DeletionStore,
-    PendingPurge,
-    content_digest,
-)
+from service.gateway.documents.deletion.deletion_store import DeletionStore, PendingPurge
 from service.gateway.fleet.worker_pool import Worker
 from service.messages.requests import ChunkTokens, Purge
 
@@ -243,11 +239,11 @@ class PurgeQueue:
         if (texts := self._texts.get(document)) is None:
             chunks = await self._chunks.of(document[0], [purge.doc_id])
             texts = self._texts[document] = await asyncio.to_thread(
-                lambda: {content_digest(purge.tenant, chunk.ids) for chunk in chunks}
+                lambda: {chunk.digest for chunk in chunks}
             )
-        if content_digest(purge.tenant, purge.ids) in texts:
+        if (digest := purge.digest) in texts:
             return True
-        same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
+        same = await asyncio.to_thread(self._store.chunks_with_content, digest)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
         return bool(others) and bool(await self._chunks.stored(others))
 

@@ -91,7 +91,7 @@ def is_binary(kind: str) -> bool:
 
 
 # How files begin that are text, or look like it, and say nothing that anybody wants to find.
-_NOT_READ = {
+NOT_READ = {
     rb"{\rtf": "it is RTF: save it as .docx",
     b"%!PS": "it is PostScript: make a PDF of it, e.g. with ps2pdf",
     b"GIF8": "it is a GIF: save it as PNG",
@@ -106,11 +106,6 @@ _NOT_READ = {
 def kind_of_start(content: bytes | bytearray) -> str | None:
     """Return the kind that the first bytes of a file tell, whatever its name says."""
     return next((made.kind for made in formats() if content.startswith(made.starts)), None)
-
-
-def why_no_text(content: bytes) -> str | None:
-    """Return why bytes that nobody gave another kind are no text, and what to do; else None."""
-    return next((why for start, why in _NOT_READ.items() if content.startswith(start)), None)
 
 
 def file_kind(name: str, media_type: str, content: bytes) -> str:

@@ -21,7 +21,7 @@ from retriever import Mark
 from retriever.ingest import EmbeddedDocument
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.parsing.file_kinds import format_of, why_no_text
+from service.gateway.documents.parsing.file_kinds import NOT_READ, format_of
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
@@ -224,8 +224,9 @@ async def _plain(content: bytes | SpooledFile) -> str | None:
             content = await asyncio.to_thread(content.read)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
-    if why := why_no_text(content):
-        raise InvalidRequest(why)
+    for start, why in NOT_READ.items():
+        if content.startswith(start):
+            raise InvalidRequest(why)
     try:
         return None if b"\0" in content else content.decode("utf-8-sig")
     except UnicodeDecodeError:
