@@ -42,6 +42,12 @@ def test_a_gguf_file_is_looked_into(
     found = doctor(capsys, "--model", str(gguf_file), *given)
     assert found["level"] == "warn" and not cache.exists()
     assert found["message"] == "Own.gguf: qwen2 in Q4_0, not converted yet"
+
+
+@pytest.mark.slow
+def test_one_that_is_converted_is_looked_into_as_a_folder(
+    gguf_file: Path, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = GgufSource(gguf_file, cache, "auto", to_stderr).prepare()
     found = doctor(capsys, "--model", str(gguf_file), *given)
     assert found["level"] == "ok" and found["message"].startswith(str(folder))

