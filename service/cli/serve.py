@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.plugins import adapters, load_object
 from service.settings import Settings, unknown_variables
 from service.settings.calibration import calibrated
 from service.shared import logs, resources
@@ -119,18 +120,15 @@ def _model_folder(settings: Settings) -> Path:
 def _require_loadable(folder: Path, settings: Settings) -> None:
     """Raise ModelRefused where weights or adapters cannot be loaded, without loading them: before
     gigabytes are loaded, and loaded again because the worker has died of them."""
-    from service.worker.model import lora_folder
-    from service.worker.model.folder_checks import weights_fault
+    from service.worker.model.folder_checks import FolderFault, weights_fault
 
     fault = None if settings.worker_addresses else weights_fault(folder)
     if fault is not None:
         raise ModelRefused(f"{fault.problem}: {fault.remedy}")
     for name, lora in settings.loras.items():
-        try:
-            lora_folder.read_config(lora)
-            lora_folder.tensor_names(lora)
-        except lora_folder.LoraRefused as error:
-            raise ModelRefused(f"{name}: {error.fault.problem}: {error.fault.remedy}") from error
+        found = load_object(adapters().examine)(lora)
+        if isinstance(found, FolderFault):
+            raise ModelRefused(f"{name}: {found.problem}: {found.remedy}")
 
 
 def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | None:

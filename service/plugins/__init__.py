@@ -7,6 +7,7 @@ is found by its entry point in the group "kvstitch", or named in KVSTITCH_PLUGIN
 
 from service.plugins.hookspecs import hookimpl
 from service.plugins.kinds import (
+    Adapters,
     FileFormat,
     GatewayPart,
     IdentityProvider,
@@ -16,10 +17,11 @@ from service.plugins.kinds import (
     TierKind,
     Verb,
 )
-from service.plugins.manager import VARIABLE, hooks, load_object, registered, tiers
+from service.plugins.manager import VARIABLE, adapters, hooks, load_object, registered, tiers
 
 __all__ = [
     "VARIABLE",
+    "Adapters",
     "FileFormat",
     "GatewayPart",
     "IdentityProvider",
@@ -28,6 +30,7 @@ __all__ = [
     "Tables",
     "TierKind",
     "Verb",
+    "adapters",
     "hookimpl",
     "hooks",
     "load_object",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 from service.plugins.kinds import (
+    Adapters,
     FileFormat,
     GatewayPart,
     IdentityProvider,
@@ -107,6 +108,11 @@ def vector_index(settings: Any, database: Any) -> Any:
     """Return the index that passages are found by, a `VectorSearch` of the retriever, None where
     the settings ask for none of the plugin's. `database`: the catalog's in PostgreSQL, None where
     it is a file."""
+
+
+@hookspec(firstresult=True)
+def adapters() -> Adapters | None:
+    """Return what reads LoRA adapters."""
 
 
 @hookspec

@@ -95,6 +95,22 @@ class TierKind:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Reads LoRA adapters.
+
+    Attributes:
+        examine: "module:function" that takes a folder and returns what the adapter is, or a
+            `FolderFault` (service/worker/model/folder_checks.py); it loads nothing.
+        add: "module:function" that gives a decoder the adapter of a name and folder, and returns by
+            how much its logits differ from transformers', and by how much they move; it may raise
+            ModelRefused.
+    """
+
+    examine: str
+    add: str
+
+
+@dataclass(frozen=True)
 class Tables:
     """Tables of a plugin: in a file of the data folder, or in PostgreSQL beside the gateways' own.
 

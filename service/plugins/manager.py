@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pluggy
 
-from service.errors import PluginFailed
+from service.errors import InvalidSetting, PluginFailed
 from service.plugins import hookspecs
 from service.plugins.hookspecs import GROUP
-from service.plugins.kinds import TierKind
+from service.plugins.kinds import Adapters, TierKind
 
 VARIABLE: Final = "KVSTITCH_PLUGINS"
 """Modules, by commas, that are plugins without being installed as such."""
@@ -36,6 +36,18 @@ def registered() -> dict[str, Any]:
 def tiers() -> dict[str, TierKind]:
     """Return the tiers of the KV store that plugins add, by name."""
     return {tier.name: tier for tier in chain.from_iterable(hooks().kv_tiers())}
+
+
+def adapters() -> Adapters:
+    """Return what reads LoRA adapters.
+
+    Raises:
+        InvalidSetting: No plugin does.
+    """
+    found: Adapters | None = hooks().adapters()
+    if found is None:
+        raise InvalidSetting("lora needs a plugin that is not here: pip install kvstitch-lora")
+    return found
 
 
 def load_object(place: str) -> Any:

@@ -4,7 +4,7 @@ What methods are written with is in `service.worker.methods.api`; this module is
 Anything that is in neither `__all__` may change at any time. Requests and what the engine returns
 are the types of `service.messages`.
 
-    models    load_model, add_lora, decoder_for, read_calibration, start_up_check
+    models    load_model, decoder_for, read_calibration, start_up_check
     engine    Engine, Address
     decoding  decode_step, BatchDecoder
     methods   the built-in methods, the registry
@@ -19,7 +19,6 @@ from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
-from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.eviction import evict
@@ -51,7 +50,7 @@ __all__ = [
     "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder",
     "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
     "KVPool", "LegoLink", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "Vanilla",
-    "add_folder", "add_lora", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
+    "add_folder", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
     "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "kernel_weights",
     "load_model", "make_eviction", "make_fusion", "model_fingerprint", "read_calibration",
     "set_threads", "start_up_check", "weighted_values", "write_rows",

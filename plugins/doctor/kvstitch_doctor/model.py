@@ -15,11 +15,12 @@ from kvstitch_doctor.findings import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError
 from service.models import find_model, source_of
+from service.plugins import adapters, load_object
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint, resources
 from service.shared.worker_settings import MIB
-from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
+    FolderFault,
     config_fault,
     facts,
     read_config,
@@ -106,12 +107,14 @@ def check_loras(settings: Settings) -> Iterator[Finding]:
     """Yield one finding for each adapter that is set."""
     for name, folder in settings.loras.items():
         try:
-            config, tensors = lora_folder.read_config(folder), lora_folder.tensor_names(folder)
-        except lora_folder.LoraRefused as error:
-            yield fail("lora", f"{name}: {error.fault.problem}", error.fault.remedy)
-            continue
-        modules = sorted({tensor.module.rpartition(".")[2] for tensor in tensors.values()})
-        yield ok("lora", f"{name}: rank {config.rank}, {', '.join(modules)}, from {folder}")
+            found = load_object(adapters().examine)(folder)
+        except InvalidSetting as error:
+            yield fail("lora", error.message, "pip install kvstitch-lora")
+            return
+        if isinstance(found, FolderFault):
+            yield fail("lora", f"{name}: {found.problem}", found.remedy)
+        else:
+            yield ok("lora", f"{name}: {found}, from {folder}")
 
 
 def check_defaults(settings: Settings) -> Iterator[Finding]:
@@ -149,7 +152,7 @@ def check_start(settings: Settings) -> Iterator[Finding]:
 
 
 def _start_up(settings: Settings) -> Finding:
-    from service.worker.api import add_lora, load_model, set_threads, start_up_check
+    from service.worker.api import load_model, set_threads, start_up_check
 
     began = time.monotonic()
     try:
@@ -162,7 +165,7 @@ def _start_up(settings: Settings) -> Finding:
         adapter = load_model(str(folder), device=settings.device_of(0), **how)
         theirs, stitched = start_up_check(adapter)
         for name, lora in settings.loras.items():
-            add_lora(adapter, name, lora)
+            load_object(adapters().add)(adapter, name, lora)
     except KvstitchError as error:
         return fail("start-up check", error.message, "it cannot be served as it is")
     except MemoryError:

@@ -49,7 +49,7 @@ def load_model(settings: WorkerSettings) -> DecoderModel:
     differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
+        off, moved = plugins.load_object(plugins.adapters().add)(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder
 

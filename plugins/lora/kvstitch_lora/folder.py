@@ -132,6 +132,16 @@ def tensor_names(folder: Path) -> dict[str, LoraTensor]:
     return found
 
 
+def examine(folder: Path) -> str | FolderFault:
+    """Return what an adapter is, or what is wrong with its folder."""
+    try:
+        config, tensors = read_config(folder), tensor_names(folder)
+    except LoraRefused as error:
+        return error.fault
+    modules = sorted({tensor.module.rpartition(".")[2] for tensor in tensors.values()})
+    return f"rank {config.rank}, {', '.join(modules)}"
+
+
 def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     retrain = "train a plain LoRA adapter, or merge it into the model"
     kind = config.get("peft_type")

@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.messages.replies import LoraInfo
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_folder import (
+from kvstitch_lora.folder import (
     WEIGHTS,
     LoraConfig,
     LoraRefused,
     read_config,
     tensor_names,
 )
+from service.errors import ModelRefused
+from service.messages.replies import LoraInfo
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora_projection import Lora, LoraUpdate, ModuleUpdate
 
 log = logging.getLogger("kvstitch.lora")

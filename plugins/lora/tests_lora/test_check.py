@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvstitch_lora import check
 from service.errors import ModelRefused
-from service.worker.forward import selfcheck
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora_projection import Lora, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
@@ -20,8 +20,8 @@ Change = Callable[[LoraUpdate], LoraUpdate]
 
 
 def checked(decoder: DecoderModel, folder: Path) -> tuple[float, float]:
-    theirs = selfcheck.lora_logits(decoder.model, "own", folder)
-    return selfcheck.check_lora(decoder, "own", theirs)
+    theirs = check.lora_logits(decoder.model, "own", folder)
+    return check.check_lora(decoder, "own", theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,0 +1,10 @@
+"""LoRA adapters as PEFT saves them."""
+
+from __future__ import annotations
+
+from service.plugins import Adapters, hookimpl
+
+
+@hookimpl
+def adapters() -> Adapters:
+    return Adapters("kvstitch_lora.folder:examine", "kvstitch_lora.check:add_lora")
