@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.worker.gate.method_trust import MethodTrust
 from service.worker.gate.policy import (
     MAX_RECOVERY_FACTOR,
     Bounds,
@@ -18,6 +19,7 @@ from service.worker.gate.policy import (
     mean_kl,
     mean_lower_bound,
 )
+from service.worker.methods.fusion import question_scout, vanilla
 
 GOOD, BAD = Observation(0.001, True), Observation(5.0, False)
 observations = st.builds(
@@ -93,6 +95,21 @@ def test_back_only_after_long_and_never_on_its_own_evidence() -> None:
         assert drift.observe(0, GOOD) == ""
     assert "100% of 5 checks agreed again" in drift.observe(0, GOOD)
     assert drift.level == 0
+
+
+def test_half_way_back_it_says_why_it_was_left() -> None:
+    steps = [question_scout.Method(ratio=0.1), question_scout.Method(ratio=0.5), vanilla.Method()]
+    drift = DriftMonitor(Bounds(min_checks=4, recovery=3), top=2)
+    trust = MethodTrust("question_scout", steps, drift)
+    for level in (0, 1):
+        while drift.level == level:
+            trust.observe(level, BAD)
+    left = trust.why
+    assert trust.replaced and "0 of 4 checks agreed" in left
+    for level, why in ((1, left), (0, "")):
+        while drift.level == level + 1:
+            trust.observe(level, GOOD)
+        assert trust.why == why
 
 
 def test_just_inside_the_bounds_does_not_bring_it_back() -> None:
