@@ -19,6 +19,7 @@ from service.worker.gate.policy import (
     mean_kl,
     mean_lower_bound,
 )
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion import question_scout, vanilla
 
 GOOD, BAD = Observation(0.001, True), Observation(5.0, False)
@@ -98,7 +99,8 @@ def test_back_only_after_long_and_never_on_its_own_evidence() -> None:
 
 
 def test_half_way_back_it_says_why_it_was_left() -> None:
-    steps = [question_scout.Method(ratio=0.1), question_scout.Method(ratio=0.5), vanilla.Method()]
+    few, more = question_scout.Method(ratio=0.1), question_scout.Method(ratio=0.5)
+    steps: list[FusionMethod] = [few, more, vanilla.Method()]
     drift = DriftMonitor(Bounds(min_checks=4, recovery=3), top=2)
     trust = MethodTrust("question_scout", steps, drift)
     for level in (0, 1):
