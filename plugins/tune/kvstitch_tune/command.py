@@ -204,7 +204,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             content = read.content if row is None else str(row["text"]).encode()
             kind = "text" if row else file_kind(read.doc_id, read.media_type, content)
             title = (row or {}).get("title", "")
-            item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
+            item = IngestDocument(read.doc_id, "tune", kind, content, title, number=number)
             try:
                 found = await parser.document(item)
                 parsed.append(found)
