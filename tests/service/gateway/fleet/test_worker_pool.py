@@ -1,4 +1,5 @@
-"""The pool over fakes on real sockets: what moves, what goes to all, what is told of several."""
+"""The pool over fakes on real sockets: what moves, what goes to all, what is told of several,
+and of workers by state."""
 
 from __future__ import annotations
 
@@ -8,15 +9,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from service.errors import WorkerUnavailable
 from service.gateway.fleet import all_workers
-from service.gateway.fleet.member import Member
+from service.gateway.fleet.member import Member, WorkerState, count_by_state
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
-from service.messages.replies import Done, Failed, Purged, Stats, TokenItem
+from service.messages.replies import (
+    Done,
+    Failed,
+    Holdings,
+    Purged,
+    Stats,
+    TokenItem,
+    WorkerLoad,
+)  # fmt: skip
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import FakeWorker
@@ -172,3 +182,37 @@ def test_several_purges_are_one() -> None:
     assert all_workers.purged([one, other]) == Purged(
         "a", {"memory": 3, "ssd": 3, "redis": 1}, ["redis"]
     )
+
+
+def state(reason: str | None, *, draining: bool = False) -> WorkerState:
+    return WorkerState(7, reason, None, None, None, draining=draining)
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"kvstitch_{name}", labels)
+
+
+def test_states_are_counted_when_they_are_asked_for() -> None:
+    metrics, states = GatewayMetrics(), [state(None), state(None), state("it is starting")]
+    count_by_state(metrics, lambda: states)
+    counts = {"ready": 2, "draining": 0, "not_ready": 1}
+    assert {s: value(metrics.registry, "workers", state=s) for s in counts} == counts
+    states[:] = [state(None, draining=True), state(None)]
+    counts = {"ready": 1, "draining": 1, "not_ready": 0}
+    assert {s: value(metrics.registry, "workers", state=s) for s in counts} == counts
+
+
+def test_gaps_are_counted_and_beginnings_are_not() -> None:
+    metrics = GatewayMetrics()
+    pool = WorkerPool([], "cost", metrics, slower_tiers=False, prefix_cache=False)
+
+    def tell(number: int, *, snapshot: bool = False) -> None:
+        pool.directory.apply(0, Holdings(number, [], [], snapshot, 0, WorkerLoad()))
+
+    tell(1)  # its snapshot is still to come
+    tell(2, snapshot=True)
+    tell(3)
+    assert value(metrics.registry, "directory_gaps_total") == 0
+    tell(5)
+    tell(6)  # the same gap
+    assert value(metrics.registry, "directory_gaps_total") == 1
