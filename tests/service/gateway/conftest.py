@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from service.cli import main
-from tests import ports
 from tests.data_folder import data_folder
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running
@@ -31,11 +30,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with data_folder() as data, running(folder, data) as rig:
         rig.ingest()
         yield rig
-
-
-@pytest.fixture
-def free_port() -> int:
-    return ports.free_port()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import httpx
 
 from service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
+from tests.ports import free_port
 from tests.service.gateway.rig import HANG_S, Rig, events, running, until
 
 FAKE = (sys.executable, "-m", "tests.fakes.worker")
@@ -180,10 +181,11 @@ def spawn(folder: Path, data: Path, port: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_sigterm_and_kill_of_a_service_process(folder: Path, data: Path, free_port: int) -> None:
+def test_sigterm_and_kill_of_a_service_process(folder: Path, data: Path) -> None:
     """A process of its own: SIGTERM drains and takes the worker along; so does SIGKILL."""
-    url = f"http://127.0.0.1:{free_port}"
-    process = spawn(folder, data, free_port)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = spawn(folder, data, port)
     body: dict[str, Any] = {"question": "x", "stream": True, "max_tokens": 20}
     with (
         httpx.Client(base_url=url, timeout=HANG_S) as client,
@@ -195,7 +197,7 @@ def test_sigterm_and_kill_of_a_service_process(folder: Path, data: Path, free_po
         assert list(seen)[-1][0] == "done"
     assert process.wait(HANG_S) == 0
 
-    process = spawn(folder, data, free_port)
+    process = spawn(folder, data, port)
     worker = httpx.get(f"{url}/status", timeout=HANG_S).json()["worker"]["pid"]
     process.kill()
     process.wait()
