@@ -56,28 +56,23 @@ async def test_changes_are_told_and_a_resolver_that_fails_changes_nothing(
     ]
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_one_that_left_counts_until_its_lease_is_over(tmp_path: Path) -> None:
-    clock = Clock()
-    known = KnownWorkers(tmp_path, 60, clock)
+    now = [1000.0]
+    known = KnownWorkers(tmp_path, 60, lambda: now[0])
     known.joined(["tcp://a:1", "tcp://b:1"])
     assert known.absent() is None  # they are asked
     known.left("tcp://a:1", gone=False)
-    clock.now += 60
+    now[0] += 60
     assert "tcp://a:1" in (known.absent() or "")
-    clock.now += 10
+    now[0] += 10
     assert known.absent() is None
-    assert KnownWorkers(tmp_path, 60, clock).absent() is not None  # b, of whom nothing is known
+    assert (
+        KnownWorkers(tmp_path, 60, lambda: now[0]).absent() is not None
+    )  # b, of whom nothing is known
 
 
 def test_one_that_said_it_is_gone_and_one_that_is_back_are_not_waited_for(tmp_path: Path) -> None:
-    known = KnownWorkers(tmp_path, 60, Clock())
+    known = KnownWorkers(tmp_path, 60, lambda: 0.0)
     known.joined(["tcp://a:1", "tcp://b:1"])
     known.left("tcp://a:1", gone=True)
     known.left("tcp://b:1", gone=False)
@@ -87,21 +82,21 @@ def test_one_that_said_it_is_gone_and_one_that_is_back_are_not_waited_for(tmp_pa
 
 
 def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
-    clock = Clock()
-    KnownWorkers(tmp_path, 60, clock).joined(["tcp://a:1", "tcp://b:1"])
-    again = KnownWorkers(tmp_path, 60, clock)
+    now = [1000.0]
+    KnownWorkers(tmp_path, 60, lambda: now[0]).joined(["tcp://a:1", "tcp://b:1"])
+    again = KnownWorkers(tmp_path, 60, lambda: now[0])
     again.joined(["tcp://b:1"])  # a is not listed any more
     assert "tcp://a:1" in (again.absent() or "")
-    clock.now += 70
+    now[0] += 70
     assert again.absent() is None
-    third = KnownWorkers(tmp_path, 60, clock)
+    third = KnownWorkers(tmp_path, 60, lambda: now[0])
     third.joined(["tcp://b:1"])
     assert third.absent() is None
 
 
 def test_a_spoiled_file_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
-    known = KnownWorkers(tmp_path, 60, Clock())
+    known = KnownWorkers(tmp_path, 60, lambda: 0.0)
     assert known.absent() is None
     known.joined(["tcp://a:1"])
     assert (tmp_path / FILE).read_text() == '["tcp://a:1"]'
