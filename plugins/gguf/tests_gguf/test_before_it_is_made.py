@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from kvstitch_gguf.gguf_source import GgufSource, to_stderr
 from service.cli import main
 from tests_gguf.gguf_files import tiny_config, write_gguf
 
@@ -42,15 +41,6 @@ def test_a_gguf_file_is_looked_into(
     found = doctor(capsys, "--model", str(gguf_file), *given)
     assert found["level"] == "warn" and not cache.exists()
     assert found["message"] == "Own.gguf: qwen2 in Q4_0, not converted yet"
-
-
-@pytest.mark.slow
-def test_one_that_is_converted_is_looked_into_as_a_folder(
-    gguf_file: Path, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = GgufSource(gguf_file, cache, "auto", to_stderr).prepare()
-    found = doctor(capsys, "--model", str(gguf_file), *given)
-    assert found["level"] == "ok" and found["message"].startswith(str(folder))
 
 
 def test_one_of_another_architecture_fails_everywhere(

@@ -105,14 +105,6 @@ def test_a_file_from_elsewhere(index: Index, tmp_path: Path, which: str) -> None
     assert file_sha256(unpacked) == index.model.gguf_sha256 and file.is_file()
 
 
-@pytest.mark.slow
-def test_a_wheel_from_elsewhere_becomes_a_folder(tiny: GgufSource, index: Index) -> None:
-    elsewhere = index.wheel.rename(index.folder.parent / index.wheel.name)
-    folder = tiny.prepare(elsewhere)
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    assert elsewhere.is_file()
-
-
 def test_another_wheel_of_that_name_is_not_used(index: Index, tmp_path: Path) -> None:
     with zipfile.ZipFile(index.wheel, "a") as out:
         out.writestr("kvstitch_tiny/__init__.py", "")
