@@ -24,10 +24,9 @@ def test_folders_and_what_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("./nothing", "neither a model folder"),
         ("justaname", r"nor a \.gguf file or a name"),
     ]:
-        with pytest.raises(ModelRefused, match=message):
-            prepare_model(load(model=model))
-        with pytest.raises(ModelRefused, match=message):
-            find_model(load(model=model))
+        for look_up in (prepare_model, find_model):
+            with pytest.raises(ModelRefused, match=message):
+                look_up(load(model=model))
     assert find_model(load(model="owner/model")) is None, "it is the hub's"
     (tmp_path / "owner" / "model").mkdir(parents=True)
     with pytest.raises(ModelRefused, match=r"no config\.json"):

@@ -20,6 +20,7 @@ from service.settings import demo_model
 from service.shared.model_fingerprint import fingerprint
 from tests import ports
 from tests.redis_server import redis_server
+from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -239,6 +240,12 @@ def test_exposure_and_ports(doctor: Doctor, tmp_path: Path, free_port: str) -> N
 def test_a_wrong_setting_is_a_finding(doctor: Doctor) -> None:
     found = doctor("--prefix-mode", "sideways", code=1)
     assert "prefix_mode" in found["settings"]["message"] and "model" not in found
+
+
+def test_what_answers_is_something_else(doctor: Doctor) -> None:
+    with endpoint(lambda *_: (200, {})) as other:
+        found = doctor("--url", other.url)["service"]
+    assert found["level"] == "warn" and "not kvstitch" in found["message"]
 
 
 def test_a_service_that_runs(doctor: Doctor, rig: Rig) -> None:

@@ -82,12 +82,8 @@ def test_what_answers_is_no_kvstitch(capsys: pytest.CaptureFixture[str]) -> None
 
     with HTTPServer(("127.0.0.1", 0), Greeting) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        assert main(["status", "--url", url]) == 1
+        assert main(["status", "--url", f"http://127.0.0.1:{server.server_port}"]) == 1
         assert "is the address right?" in capsys.readouterr().err
-        assert main(["doctor", "--url", url, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["checks"]
-        assert found[-1]["level"] == "warn" and "not kvstitch" in found[-1]["message"]
         server.shutdown()
 
 
