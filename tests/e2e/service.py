@@ -57,7 +57,9 @@ class Service:
         self._settings = {**defaults, **settings, "model": model, "data_dir": data_dir}
         self._log = data_dir.with_name(data_dir.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=HANG_S)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=HANG_S, verify=False
+        )
 
     def __enter__(self) -> Self:
         self.start()
