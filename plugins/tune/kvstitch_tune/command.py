@@ -182,6 +182,7 @@ def _corpus(
 
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """Return the documents of a folder, parsed as the service parses them; of many, a sample."""
+    from retriever import Document
     from service.errors import InvalidRequest
     from service.gateway.documents.jobs.job_records import IngestDocument
     from service.gateway.documents.parsing.file_kinds import file_kind
@@ -207,7 +208,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             item = IngestDocument(read.doc_id, "tune", kind, content, title, number=number)
             try:
                 found = await parser.document(item)
-                parsed.append(found)
+                parsed.append(Document(found.doc_id, found.text, found.title, marks=found.marks))
                 for warning in found.warnings:
                     print(f"{read.doc_id}: {warning.message}", file=sys.stderr)
             except InvalidRequest as error:
