@@ -191,7 +191,7 @@ class FaultTolerantTier:
 
     def delete_all(self) -> bool:
         """Delete every key; return False if some could not be listed or deleted: call it again."""
-        held = self._listed()
+        held = self._list_keys()
         return held is not None and self.delete(held) is not None
 
     def retry_deletes(self) -> None:
@@ -207,7 +207,7 @@ class FaultTolerantTier:
 
     def keys(self) -> set[str]:
         """Return all keys the tier holds; none if it does not answer."""
-        listed = self._listed() or set()
+        listed = self._list_keys() or set()
         with self._lock:
             return listed - self._pending_deletes
 
@@ -229,7 +229,7 @@ class FaultTolerantTier:
             result = self.calls.call(op, work)
         return self.calls.count_found(op, result, result.value.nbytes if result.value else 0)
 
-    def _listed(self) -> set[str] | None:
+    def _list_keys(self) -> set[str] | None:
         return self.calls.ask("keys", lambda: set(self._tier.keys())).value
 
     def _note(self, key: str, problem: str | None) -> None:

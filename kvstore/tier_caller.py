@@ -60,14 +60,14 @@ class CircuitBreaker:
         with self._lock:
             if self._opened_at is None:
                 return "closed"
-            return "half-open" if self._cooled() else "open"
+            return "half-open" if self._has_cooled_down() else "open"
 
     def allow(self) -> bool:
         """Return whether the caller may try. If so, it must report the result afterwards."""
         with self._lock:
             if self._opened_at is None:
                 return True
-            if self._probing or not self._cooled():
+            if self._probing or not self._has_cooled_down():
                 return False
             self._probing = True
             return True
@@ -98,7 +98,7 @@ class CircuitBreaker:
                 self._opened_at = self._clock()
             self._probing = False
 
-    def _cooled(self) -> bool:
+    def _has_cooled_down(self) -> bool:
         assert self._opened_at is not None
         return self._clock() - self._opened_at >= self._settings.cooldown_s
 
@@ -147,7 +147,7 @@ class TierCaller:
         value: T | None = None
         problem: str | None = None
         try:
-            with nullcontext() if at_home else self._breaker.watching(_answered):
+            with nullcontext() if at_home else self._breaker.watching(_server_answered):
                 value = work()
         except ChunkSpecError:
             raise
@@ -185,7 +185,7 @@ class TierCaller:
             return dict(self._ops), dict(self._bytes), dict(self._seconds)
 
 
-def _answered(error: Exception) -> bool:
+def _server_answered(error: Exception) -> bool:
     """Return whether the tier is well, or of its servers all but one, which has its own breaker."""
     if isinstance(error, TierError) and error.server is not None:
         return True

@@ -147,13 +147,13 @@ class _Splitter:
             # Alone, the piece has more tokens than it had within the text: take less of it.
             budget = min(budget, starts.before(end) - first) - (tokens - most)
             if budget <= 0:
-                return self._halved(position, end)
+                return self._halve(position, end)
 
     def _count(self, start: int, end: int) -> int:
         rendered = self.settings.render(self.title, self.text[start:end])
         return self.settings.tokenizer.count_tokens(rendered)
 
-    def _halved(self, position: int, end: int) -> ChunkSpan:
+    def _halve(self, position: int, end: int) -> ChunkSpan:
         """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""
         while end - position > 1:
             end = position + (end - position) // 2

@@ -167,13 +167,13 @@ def heading_paths(document: Document, spans: Sequence[ChunkSpan]) -> list[str]:
     passed = 0
     for span in spans:
         while passed < len(marks) and marks[passed].start < span.start:
-            above = _below(above, levels[passed])
+            above = _headings_above(above, levels[passed])
             above.append((levels[passed], marks[passed].label))
             passed += 1
         inside = above
         if passed < len(marks) and marks[passed].start == span.start:
-            inside = _below(above, levels[passed])
-        paths.append(_joined([label for _, label in inside if label != document.title]))
+            inside = _headings_above(above, levels[passed])
+        paths.append(_join([label for _, label in inside if label != document.title]))
     return paths
 
 
@@ -197,12 +197,12 @@ def _levels(text: str, marks: Sequence[Mark]) -> list[int]:
     return levels
 
 
-def _below(above: list[tuple[int, str]], level: int) -> list[tuple[int, str]]:
+def _headings_above(above: list[tuple[int, str]], level: int) -> list[tuple[int, str]]:
     """Return the headings that a heading of this level stands below."""
     return [*takewhile(lambda one: one[0] < level, above)]
 
 
-def _joined(labels: list[str]) -> str:
+def _join(labels: list[str]) -> str:
     while len(labels) > 1 and len(SEPARATOR.join(labels)) > MAX_PATH_CHARS:
         labels = labels[1:]
     return SEPARATOR.join(labels)[:MAX_PATH_CHARS]

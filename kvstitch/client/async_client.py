@@ -243,7 +243,7 @@ class AsyncClient:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        read = await self._transport.unhurried(partial(read_files, files))
+        read = await self._transport.run_blocking(partial(read_files, files))
         parts = [("file", file) for file in read]
         fields = form_fields(collection, metadata)
         content = {"data": fields, "files": parts, "params": upload_query(None, readers)}

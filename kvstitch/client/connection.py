@@ -173,7 +173,7 @@ class AsyncTransport:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def unhurried(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         """Do what blocks, in a thread."""
         return await asyncio.to_thread(work)
 
@@ -203,7 +203,7 @@ class BlockingTransport(AsyncTransport):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def unhurried(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         return work()
 
 

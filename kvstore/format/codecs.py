@@ -170,7 +170,7 @@ def quantise(x: Tensor, axis: int, group: int, bits: int) -> tuple[Tensor, Tenso
     """Quantise `x` (any float dtype) in groups of `group` neighbours along `axis`."""
     levels = 2**bits - 1
     length = x.shape[axis]
-    grouped = _grouped(x, axis, group).float()
+    grouped = _split_groups(x, axis, group).float()
     low, high = grouped.amin(axis + 1), grouped.amax(axis + 1)
     if not bool((high - low).isfinite().all()):  # NaN and infinity give NaN or infinity here
         raise ValueError("NaN, infinity or a range above float32's")
@@ -183,7 +183,7 @@ def quantise(x: Tensor, axis: int, group: int, bits: int) -> tuple[Tensor, Tenso
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor, axis: int, group: int) -> Tensor:
     """Compute `q s + min` in float32 and cast once to the dtype of `minimum`."""
     length = codes.shape[axis]
-    grouped = _grouped(codes, axis, group).float()
+    grouped = _split_groups(codes, axis, group).float()
     grouped.mul_(scale.float().unsqueeze(axis + 1)).add_(minimum.float().unsqueeze(axis + 1))
     return grouped.to(minimum.dtype).flatten(axis, axis + 1).narrow(axis, 0, length)
 
@@ -219,7 +219,7 @@ def _scale(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> Tensor
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def _grouped(x: Tensor, axis: int, group: int) -> Tensor:
+def _split_groups(x: Tensor, axis: int, group: int) -> Tensor:
     """Split `axis` into `[groups, group]`; a short last group is padded with its last entry."""
     length = x.shape[axis]
     groups = -(-length // group)

@@ -124,7 +124,7 @@ class Verifier:
         for layer, blocks, start, end in self._parts:
             held = LayerBlocks(blocks, data[start:end])
             wrong = self._bad.get(layer)
-            layers[layer] = _without(held, wrong, header.spec) if wrong else held
+            layers[layer] = _drop_blocks(held, wrong, header.spec) if wrong else held
         bad = [(layer, block) for layer, wrong in self._bad.items() for block in wrong]
         return EncodedBlocks(header.spec, layers), bad
 
@@ -144,7 +144,7 @@ def require_chunk(header: ChunkHeader, key: str, expect: ChunkSpec | None) -> No
     raise ChunkRefused(f"another chunk than expected: {', '.join(fields)} differ")
 
 
-def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
+def _drop_blocks(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
     """Return the same layer without the bytes of the wrong blocks."""
     pieces = [held.data[:0]]
     for of_tensor in blocks_layout(spec, held.blocks).pieces:

@@ -199,7 +199,7 @@ def _exact(cleaned: str, folded: str) -> Iterator[Term]:
         joined = identifiers(fold(f"{letters}-{number}"))
         yield Term((*((name,) for name in joined), *_phrases(fold(f"{letters} {number}"))))
     plain = folded.translate(_SPACED).split()
-    for run in _numbered(plain):
+    for run in _numbered_names(plain):
         yield Term(_phrases(run))
     if 0 < len(plain) <= PHRASE_WORDS:
         is_number = len(plain) == 1 and any(map(str.isdigit, folded))
@@ -207,7 +207,7 @@ def _exact(cleaned: str, folded: str) -> Iterator[Term]:
             yield Term(phrases)
 
 
-def _numbered(words: list[str]) -> Iterator[str]:
+def _numbered_names(words: list[str]) -> Iterator[str]:
     """Yield runs of names with numbers, as Art. 6 Abs. 1 or season 5 episode 3."""
     start = 0
     while start < len(words):

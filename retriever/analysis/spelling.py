@@ -66,7 +66,7 @@ class _Folded(dict[int, str | None]):
     """What each character becomes, found out when it first occurs."""
 
     def __missing__(self, code: int) -> str | None:
-        found = _folded(chr(code))
+        found = _fold_char(chr(code))
         if len(self) < CHARACTERS_KEPT:
             self[code] = found
         return found
@@ -75,7 +75,7 @@ class _Folded(dict[int, str | None]):
 _FOLDED = _Folded()
 
 
-def _folded(char: str) -> str | None:
+def _fold_char(char: str) -> str | None:
     category = unicodedata.category(char)
     if category == "Nd":
         return str(unicodedata.digit(char))
@@ -87,7 +87,7 @@ def _folded(char: str) -> str | None:
         return _LATIN[char]
     base, *marks = list(unicodedata.normalize("NFD", char))
     if marks and all(map(_is_accent, marks)) and not _is_letter_of_its_own(base, marks):
-        return _folded(base)
+        return _fold_char(base)
     if struck := _STRUCK.match(unicodedata.name(char, "")):
         return struck[1].lower()
     return char.translate(_ARABIC)

@@ -102,7 +102,7 @@ class Catalog:
         with self.database.write() as write:
             scope_id = storing.make_scope(write, scope)
             query = select(*documents.c["document", "revision", "created", "pinned", "readers"])
-            old = write.execute(query.where(_named(scope_id, document.doc_id))).one_or_none()
+            old = write.execute(query.where(_has_name(scope_id, document.doc_id))).one_or_none()
             if old is not None and not scope.view.shows(old.readers):
                 raise DocumentHidden(
                     f"the name {document.doc_id!r} is taken by a document that you may not read: "
@@ -179,7 +179,7 @@ class Catalog:
         """Return a document, or None if there is no such document."""
         with self.database.read() as read:
             query = queries.INFO.add_columns(*documents.c["document", "text"])
-            named = _named(queries.find_scope(read, scope), doc_id)
+            named = _has_name(queries.find_scope(read, scope), doc_id)
             found = read.execute(query.where(named)).mappings().one_or_none()
             if found is None or not scope.view.shows(found["readers"]):
                 return None
@@ -223,7 +223,7 @@ class Catalog:
     def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> str | None:
         """Return the stored revision of a document, or None if there is no such document."""
         with self.database.read() as read:
-            named = _named(queries.find_scope(read, scope), doc_id)
+            named = _has_name(queries.find_scope(read, scope), doc_id)
             query = select(*documents.c["revision", "readers"]).where(named)
             found = read.execute(query).one_or_none()
         return None if found is None or not scope.view.shows(found.readers) else found.revision
@@ -417,5 +417,5 @@ class Catalog:
         return found
 
 
-def _named(scope_id: int | None, doc_id: str) -> ColumnElement[bool]:
+def _has_name(scope_id: int | None, doc_id: str) -> ColumnElement[bool]:
     return and_(documents.c.scope_id == scope_id, documents.c.doc_id == doc_id)

@@ -55,7 +55,7 @@ def conditions(doc_filter: DocFilter | None, dialect: str) -> Condition:
     if doc_filter is None:
         return true()
     postgresql = dialect == "postgresql"
-    parts = [_joined(doc_filter.where, _in_postgresql if postgresql else _in_sqlite)]
+    parts = [_join(doc_filter.where, _in_postgresql if postgresql else _in_sqlite)]
     if doc_filter.named:
         part = doc_filter.named.casefold()
         if postgresql:
@@ -69,14 +69,14 @@ def conditions(doc_filter: DocFilter | None, dialect: str) -> Condition:
     return and_(*parts)
 
 
-def _joined(where: Filter, found: _Found) -> Condition:
+def _join(where: Filter, found: _Found) -> Condition:
     match where:
         case And(parts):
-            return and_(true(), *(_joined(part, found) for part in parts))
+            return and_(true(), *(_join(part, found) for part in parts))
         case Or(parts):
-            return or_(false(), *(_joined(part, found) for part in parts))
+            return or_(false(), *(_join(part, found) for part in parts))
         case Not(part):
-            return not_(_joined(part, found))
+            return not_(_join(part, found))
     opposite = _OPPOSITES.get(where.operator)
     if where.operator == "exists" and not where.operand:
         opposite = "exists"

@@ -27,7 +27,7 @@ _PAUSE = 20  # times as long as counting takes, until it is done again
 _REMEMBERED = 4096  # sizes
 
 
-def _there() -> Prepared:
+def _select_readers() -> Prepared:
     """Select the readers of a scope's documents, one step in the index for each."""
     of_scope = documents.c.scope_id == bindparam("scope_id")
     least = select(func.min(documents.c.readers).label("readers"))
@@ -39,7 +39,7 @@ def _there() -> Prepared:
     return Prepared(select(found.c.readers).where(found.c.readers.is_not(None)))
 
 
-_THERE = _there()
+_THERE = _select_readers()
 
 
 def readable(read: Connection, scope_id: int | None, view: View) -> list[str] | None:

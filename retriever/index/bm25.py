@@ -132,11 +132,11 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
         return []
     connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
-    among, ids = _among(words.allowed_ids)
+    among, ids = _allowed_condition(words.allowed_ids)
     found: Hits = []
     if tables.made:
         terms = searched_terms(query, _counts(words, tables, query.terms))
-        found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
+        found = _rank(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         # Chunks that there are, and that the new table has not.
         further = f"{among} AND +rowid IN (SELECT chunk_id FROM chunks)"
@@ -145,7 +145,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
         # Single words alone: the other table's own tokenizer cuts and stems them.
         phrases = (each for term in query.terms[:MAX_QUERY_WORDS] for each in term.spellings)
         words_alone = dict.fromkeys(f'"{phrase[0]}"' for phrase in phrases if len(phrase) == 1)
-        found += _ranked(connection, old, " OR ".join(words_alone), further, ids, k)
+        found += _rank(connection, old, " OR ".join(words_alone), further, ids, k)
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
@@ -157,7 +157,7 @@ def holding(words: Searched, term: Term) -> set[int]:
         return set()
     if (held := present(term, _counts(words, tables, [term]))) is None:
         return set()
-    among, ids = _among(words.allowed_ids)
+    among, ids = _allowed_condition(words.allowed_ids)
     found = _driver(connection).execute(
         f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
         (match_expression([held]), *ids),
@@ -209,7 +209,7 @@ def _phrase(phrase: Phrase) -> str:
     return quoted if len(phrase) == 1 else f"words : {quoted}"
 
 
-def _ranked(
+def _rank(
     connection: Connection, table: str, expression: str, among: str, ids: tuple[str, ...], k: int
 ) -> Hits:
     if not expression:
@@ -222,7 +222,7 @@ def _ranked(
     return [(int(chunk_id), float(score)) for chunk_id, score in found]
 
 
-def _among(allowed_ids: Collection[int] | None) -> tuple[str, tuple[str, ...]]:
+def _allowed_condition(allowed_ids: Collection[int] | None) -> tuple[str, tuple[str, ...]]:
     if allowed_ids is None:
         return "", ()
     # The plus keeps SQLite from asking for each of these rows whether it matches, which takes

@@ -91,7 +91,7 @@ class PrefixChunks:
             rows = _PREFIXES_OF_KIND.rows(read, **asked) if chosen else []
             found = queries.chunks_by_id(read, {other for _, other, _ in rows})
         lost = {chunk_id for chunk_id, other, _ in rows if other not in found}
-        prefixes = _divided([row for row in rows if row[0] not in lost], found)
+        prefixes = _divide([row for row in rows if row[0] not in lost], found)
         return {chunk_id: prefixes.get(chunk_id, []) for (chunk_id,) in chosen}
 
     def behind(self, chunk_ids: Collection[int]) -> dict[int, list[Chunk]]:
@@ -221,11 +221,11 @@ class PrefixChunks:
 def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[Chunk]:
     rows = _PREFIXES.rows(read, chunk_ids=chunk_ids)
     found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row[:2]})
-    prefixes = _divided([row for row in rows if row[0] in found and row[1] in found], found)
+    prefixes = _divide([row for row in rows if row[0] in found and row[1] in found], found)
     return [replace(found[chunk_id], prefixes=each) for chunk_id, each in prefixes.items()]
 
 
-def _divided(
+def _divide(
     rows: Sequence[tuple[int, int, int]], found: Mapping[int, Chunk]
 ) -> dict[int, list[list[Chunk]]]:
     """Return the prefixes of each chunk, from rows of chunk, companion and position."""

@@ -74,7 +74,7 @@ class PrimerGroups:
         key = scope, readers, count, primers, dim
         groups = self._groups.get(key)
         if groups is None:
-            groups = self._stored(*key)
+            groups = self._stored_groups(*key)
         chunks = self._sizes.own(scope, readers)
         possible = min(primers, max(1, (chunks - 1) // count))
         there = sum(len(own) >= possible for own in groups.primers)
@@ -86,14 +86,18 @@ class PrimerGroups:
                 places = central(sampled, missing, possible * count)
                 further = [[ids[place] for place in row] for row in places]
                 self._add(scope, readers, further, after=groups.last)
-                groups = self._stored(*key)
+                groups = self._stored_groups(*key)
         self._groups[key] = groups
         self._groups.move_to_end(key)
         while len(self._groups) > _REMEMBERED:
             self._groups.popitem(last=False)
         return groups
 
-    def _stored(self, scope: Scope, readers: str, count: int, most: int, dim: int) -> _Groups:
+    def _stored_groups(
+        self, scope: Scope, readers: str, count: int, most: int, dim: int
+    ) -> _Groups:
+        self, scope: Scope, readers: str, count: int, most: int, dim: int
+    ) -> _Groups:
         """Return the groups, with those of their first `most` primers that are complete."""
         query = (
             select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)

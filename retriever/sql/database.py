@@ -255,7 +255,7 @@ class Database:
             if self._engine is not engine:  # it was closed meanwhile, or is about to be opened
                 _close_idle(engine, idle)
 
-    def _raised(self, error: DatabaseError) -> Exception:
+    def _translate_error(self, error: DatabaseError) -> Exception:
         """Return what is raised in place of an error."""
         return error
 
@@ -271,7 +271,7 @@ class Database:
             found = error if isinstance(error, DatabaseError) else _classified(error)
             if found is not error:  # the cause tells `error` e.g. that a disk is full
                 found.__cause__ = getattr(error, "orig", None) or error
-            raised = self._raised(found)
+            raised = self._translate_error(found)
             if raised is error:
                 raise
             raise raised from found.__cause__

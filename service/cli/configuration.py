@@ -39,7 +39,7 @@ def show(args: argparse.Namespace) -> int:
     rows = [
         {
             "name": name,
-            "value": _shown(name, getattr(settings, name)),
+            "value": _format_value(name, getattr(settings, name)),
             "source": came_from[name],
             "reloadable": is_reloadable(name, all_settings()),
         }
@@ -60,7 +60,7 @@ def show(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Print what is wrong, a line each; 1 if anything is."""
-    wrong = list(_wrong(args))
+    wrong = list(_find_errors(args))
     if args.json:
         emit({"wrong": wrong})
     elif wrong:
@@ -71,7 +71,7 @@ def check(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _wrong(args: argparse.Namespace) -> Iterator[str]:
+def _find_errors(args: argparse.Namespace) -> Iterator[str]:
     yield from unknown_variables(os.environ)
     try:
         settings_of(args)
@@ -91,7 +91,7 @@ def _file(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
     return file, {} if file is None else read_file(file, all_settings()).toml_data
 
 
-def _shown(name: str, value: Any) -> bool | int | float | str | None:
+def _format_value(name: str, value: Any) -> bool | int | float | str | None:
     if isinstance(value, bool | int | float | None):
         return value
     return masked(name, str(value), all_settings())

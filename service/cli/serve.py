@@ -63,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
     reread = None if os.isatty(0) else partial(settings_of, args)
     if reread is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return _started(args, partial(_serve, reread=reread))
+    return _start_with(args, partial(_serve, reread=reread))
 
 
 def run_worker(args: argparse.Namespace) -> int:
     """Become a worker process, which ends by a signal; 3 if it cannot serve."""
-    return _started(args, lambda settings: _become_worker(settings, args.listen))
+    return _start_with(args, lambda settings: _become_worker(settings, args.listen))
 
 
-def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) -> int:
+def _start_with(args: argparse.Namespace, start: Callable[[Settings], str | None]) -> int:
     """Start with the settings of the arguments; `start` returns or raises why it cannot be."""
     resources.prepare_torch()
     settings = settings_of(args)

@@ -144,7 +144,7 @@ def _remedy(fault: Any, body: type[BaseModel]) -> str:
     if kind == "string_unicode":
         return NOT_UTF8
     message = message.removeprefix("Value error, ")
-    return message[:1].lower() + message[1:] + f", not {_shortened(fault.get('input'))}"
+    return message[:1].lower() + message[1:] + f", not {_shorten(fault.get('input'))}"
 
 
 def _model_at(loc: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
@@ -162,7 +162,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((m for arg in get_args(annotation) if (m := _model_in(arg))), None)
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     # What is long is not written out only to be cut off.
     short = reprlib.Repr()
     short.maxlist = short.maxdict = short.maxstring = MAX_SHOWN_CHARS

@@ -61,7 +61,7 @@ class WorkerCollector(Collector):
                         short = name.removeprefix("kvstitch_tier_").removesuffix("_total")
                         reports.setdefault(tier, {}).setdefault(short, []).append(value)
         return {
-            tier: {name: _combined(tier, name, values) for name, values in named.items()}
+            tier: {name: _combine(tier, name, values) for name, values in named.items()}
             for tier, named in reports.items()
         }
 
@@ -88,7 +88,7 @@ class WorkerCollector(Collector):
             yield family
 
 
-def _combined(tier: str, name: str, values: Sequence[float]) -> float:
+def _combine(tier: str, name: str, values: Sequence[float]) -> float:
     """Return one number of a tier for all workers."""
     if name == "healthy":
         return min(values)

@@ -199,7 +199,7 @@ def with_deadlines(*, header_s: float, reading_s: float) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._expect_reading(self._unsent())
+            self._expect_reading(self._unsent_bytes())
 
         def resume_writing(self) -> None:
             self._forget_reading_deadline()
@@ -210,7 +210,7 @@ def with_deadlines(*, header_s: float, reading_s: float) -> type[H11Protocol]:
             self._forget_reading_deadline()
             super().connection_lost(exc)
 
-        def _unsent(self) -> int:
+        def _unsent_bytes(self) -> int:
             return self.transport.get_write_buffer_size()
 
         def _expect_reading(self, unsent: int) -> None:
@@ -218,8 +218,8 @@ def with_deadlines(*, header_s: float, reading_s: float) -> type[H11Protocol]:
             self._reading_deadline = self.loop.call_later(reading_s, self._check_reading, unsent)
 
         def _check_reading(self, unsent_before: int) -> None:
-            if self._unsent() < unsent_before:  # slow, but it reads
-                self._expect_reading(self._unsent())
+            if self._unsent_bytes() < unsent_before:  # slow, but it reads
+                self._expect_reading(self._unsent_bytes())
             else:
                 self.transport.abort()  # `close` would wait until the client has read everything
 

@@ -82,7 +82,7 @@ class ServiceDatabase(Database):
                 "away, which forgets what it holds (docs/operations.md)"
             ) from error
 
-    def _raised(self, error: DatabaseError) -> Exception:
+    def _translate_error(self, error: DatabaseError) -> Exception:
         if self._disk is not None and (full := self._disk.recognise(error)) is not None:
             return full
         match error:

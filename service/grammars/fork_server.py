@@ -79,7 +79,7 @@ def serve(connection: Connection, tokens: Tokens) -> None:
             return
         asked = json.loads(content)
         with Watch(behind_others).over():
-            made = _check(asked) if kind == b"c" else _written(asked, tokens)
+            made = _check(asked) if kind == b"c" else _write_form(asked, tokens)
         connection.send_bytes(json.dumps(made).encode())
     except (EOFError, OSError):
         return  # nobody asks any more
@@ -100,7 +100,7 @@ def _follow(connection: Connection, grammar: str, tokens: Tokens) -> None:
             step = follower.follow(new)
 
 
-def _written(asked: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
+def _write_form(asked: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     try:
         form = written(Form(**asked), tokens.tokenizer)
     except ValueError as error:
@@ -151,7 +151,7 @@ class Follower:
         """Return what may come next."""
         matcher, position = self._matcher, self._position
         complete = not matcher.is_error() and matcher.is_stopped()
-        forced = [] if complete else self._forced()
+        forced = [] if complete else self._forced_tokens()
         allowed = b"" if complete or forced else matcher.compute_bitmask()
         if self._names is not None and not matcher.is_error():
             if allowed:
@@ -171,7 +171,7 @@ class Follower:
                 continue
             after = copy.deepcopy(names)
             after.follow([token])
-            forced = self._forced()
+            forced = self._forced_tokens()
             if after.doubles(forced) or not (
                 forced or any(after.without_doubles(matcher.compute_bitmask()))
             ):
@@ -179,7 +179,7 @@ class Follower:
             matcher.rollback(1)
         return without(allowed, ends)
 
-    def _forced(self) -> list[int]:
+    def _forced_tokens(self) -> list[int]:
         """Return the next tokens that there is no choice about."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         if tokens and self._matcher.validate_tokens(tokens) < len(tokens):

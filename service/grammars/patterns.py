@@ -65,13 +65,13 @@ _ALL_OF_A_CLASS = re.compile(r"\^?\[((?:[^\]\\^]|\\.)(?:[^\]\\]|\\.)*)\][*+]\$")
 def holdable(pattern: str) -> tuple[list[str], bool]:
     """Return expressions that must all match instead, and whether they say the same."""
     conditions, rest, exact = _without_conditions(pattern)
-    if not _held(rest) and (rest := _without_look_around(rest)):
+    if not _is_supported(rest) and (rest := _without_look_around(rest)):
         exact = False
-    held = [each for each in [*conditions, rest] if _held(each)]
+    held = [each for each in [*conditions, rest] if _is_supported(each)]
     return held, exact and len(held) == len(conditions) + 1
 
 
-def _held(pattern: str) -> bool:
+def _is_supported(pattern: str) -> bool:
     schema = json.dumps({"type": "string", "pattern": pattern})
     return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
 

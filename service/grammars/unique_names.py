@@ -49,13 +49,13 @@ class _Reader:
     def _in_string(self, byte: int) -> None:
         assert self.string is not None
         if byte == _QUOTE and not self.escaped:
-            self._ended(bytes(self.string))
+            self._end_string(bytes(self.string))
             self.string = None
             return
         self.escaped = byte == _ESCAPE and not self.escaped
         self.string.append(byte)
 
-    def _ended(self, string: bytes) -> None:
+    def _end_string(self, string: bytes) -> None:
         top = self.inside[-1] if self.inside else None
         if top is None or top.names is None or not top.name_follows:
             return

@@ -161,7 +161,7 @@ _OF_OTHERS = re.compile(
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return what is to be said of variables with our prefix that are no settings, one by one."""
     lines = []
-    for name, field in _ours(environment):
+    for name, field in _own_variables(environment):
         if field not in all_settings().model_fields and not _OF_OTHERS.fullmatch(name.upper()):
             near = _nearest(field, all_settings().model_fields)
             meant = f": did you mean {PREFIX}{near.upper()}?" if near else ""
@@ -169,7 +169,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _ours(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+def _own_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the variables with our prefix, each with what it would be called as a setting."""
     return [
         (name, name.upper().removeprefix(PREFIX).lower())
@@ -197,7 +197,7 @@ def _missing_plugin(name: str) -> str | None:
 
 
 def _require_plugins(environment: Mapping[str, str]) -> None:
-    for variable, name in _ours(environment):
+    for variable, name in _own_variables(environment):
         if environment[variable] and (missing := _missing_plugin(name)):
             raise InvalidSetting(f"{variable} {missing}")
 

@@ -41,14 +41,14 @@ def main() -> int:
     try:
         return serve(settings)
     except KvstitchError as error:
-        return _refused(settings, error.message)
+        return _refuse(settings, error.message)
     except TierUnavailable:  # the folder is in use, perhaps only until its last owner has ended
         raise
     except TierError as error:
-        return _refused(settings, str(error))
+        return _refuse(settings, str(error))
 
 
-def _refused(settings: WorkerSettings, reason: str) -> int:
+def _refuse(settings: WorkerSettings, reason: str) -> int:
     """Say why, in the last line."""
     if settings.log_format == "json":
         log.error(reason)

@@ -75,13 +75,13 @@ class RedisServer:
     @contextmanager
     def session(self) -> Iterator[Any]:
         """Yield redis-py's client; its errors become tier errors."""
-        with self._guarded(), redis_errors(self.address):
+        with self._guard(), redis_errors(self.address):
             yield self._client
 
     @contextmanager
     def values(self, give_up_at: float) -> Iterator["ValueReplies"]:
         """Yield a connection for receiving values. Raises what `session` does."""
-        with self._guarded(), redis_errors(self.address):
+        with self._guard(), redis_errors(self.address):
             connection = self._pool.get_connection()
             with self._lock:
                 self._readers += 1
@@ -97,7 +97,7 @@ class RedisServer:
                 self._pool.release(connection)
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         """Ask the circuit breaker, tell it how the block went, and name this server in errors."""
         breaker = self._breaker
         if breaker is None:
@@ -106,14 +106,14 @@ class RedisServer:
         if not breaker.allow():
             raise TierUnavailable(f"{self.address} did not answer lately", server=self.address)
         try:
-            with breaker.watching(_answered):
+            with breaker.watching(_server_answered):
                 yield
         except TierError as error:
             error.server = self.address
             raise
 
 
-def _answered(error: Exception) -> bool:
+def _server_answered(error: Exception) -> bool:
     return isinstance(error, ChunkError | NotServed | TierFull | Redirected)
 
 

@@ -130,12 +130,12 @@ class Cluster:
     def split(self, keys: Collection[str]) -> list[tuple[RedisServer, list[str]]]:
         by_name: dict[str, tuple[RedisServer, list[str]]] = {}
         for key in keys:
-            server = self._of(key)
+            server = self._server_of(key)
             by_name.setdefault(server.address, (server, []))[1].append(key)
         return list(by_name.values())
 
     def on_server(self, key: str, work: Callable[[RedisServer], T]) -> T:
-        server = self._of(key)
+        server = self._server_of(key)
         for _ in range(_MOVES):
             try:
                 return work(server)
@@ -155,7 +155,7 @@ class Cluster:
         of_server = (nodes for nodes in slots.values() if nodes[0].name == server.address)
         return len(next(of_server, [None])) - 1
 
-    def _of(self, key: str) -> RedisServer:
+    def _server_of(self, key: str) -> RedisServer:
         slot = self._map().keyslot(f"{{{key}}}")
         server = self._server(self._holder(slot))
         if not server.answers and self._refresh():

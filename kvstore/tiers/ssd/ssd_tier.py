@@ -138,11 +138,11 @@ class SsdTier(Tier):
             self._index.enter(key, StoredFile(chunk.header.data_start, chunk.nbytes))
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        with self._opened(key) as found:
+        with self._open(key) as found:
             return self._files.header(*found) if found else None
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
-        with self._opened(key) as found:
+        with self._open(key) as found:
             return self._files.chunk(*found, on_progress) if found else None
 
     def read_ranges(
@@ -152,7 +152,7 @@ class SsdTier(Tier):
         ranges: Sequence[ByteRange],
         on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
-        with self._opened(key) as found:
+        with self._open(key) as found:
             return self._files.ranges(found[0], header, ranges, on_progress) if found else None
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
@@ -235,7 +235,7 @@ class SsdTier(Tier):
             raise TierUnavailable(f"tier {self.name} is not started")
 
     @contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
+    def _open(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
         """Open a chunk file. The descriptor stays valid if the file is evicted meanwhile."""
         path = chunk_path(self._root, require_chunk_key(key))
         with self._lock:

@@ -247,12 +247,12 @@ def submit(
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])
         digest.update(head.encode() + document.content)
-    job = _patiently(lambda: send(f"ingest-{digest.hexdigest()}"))
+    job = _send_patiently(lambda: send(f"ingest-{digest.hexdigest()}"))
     # What was sent before and has ended may have been changed or deleted since.
-    return _patiently(lambda: send(None)) if job.ended else job
+    return _send_patiently(lambda: send(None)) if job.ended else job
 
 
-def _patiently(send: Callable[[], Job]) -> Job:
+def _send_patiently(send: Callable[[], Job]) -> Job:
     """Return the job of a call that is repeated for a while if the service is busy."""
     give_up_at = time.monotonic() + BUSY_TIMEOUT_S
     while True:

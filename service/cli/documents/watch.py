@@ -81,7 +81,7 @@ class Watch:
             return
         seen = {s.path: sig for s in found.sources if (sig := _signature(s.path)) is not None}
         quiet = [s for s in found.sources if s.path in seen and self._is_due(s.path, seen[s.path])]
-        gone = self._gone(found, seen)
+        gone = self._missing_files(found, seen)
         self._seen = seen
         try:
             with client(self._args) as service:
@@ -106,7 +106,7 @@ class Watch:
             return False
         return self._first or self._seen.get(path) == signature
 
-    def _gone(self, found: Found, seen: dict[Path, Signature]) -> list[Path]:
+    def _missing_files(self, found: Found, seen: dict[Path, Signature]) -> list[Path]:
         """Known files that are missing in this scan and in the one before."""
         missing = {path for path in self._known if path not in seen and _is_gone(path, self._root)}
         moved = {p for p in missing if _device(p.parent) not in (None, self._known[p].device)}

@@ -118,7 +118,7 @@ class RequestPreparer:
         joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
         if plan.search is None or joined is None or plan.condense == "off":
             plan.condense = "off"
-        elif plan.condense == "join" or not await self._rewritten(plan):
+        elif plan.condense == "join" or not await self._rewrite(plan):
             plan.search, plan.condense = replace(plan.search, joined=joined), "join"
         texts = [turn.text for turn in plan.turns]
         texts += [] if plan.request.tools is None else [plan.request.tools.text]
@@ -132,7 +132,7 @@ class RequestPreparer:
             rerank=plan.search is not None and plan.search.rerank,
         )
 
-    async def _rewritten(self, plan: AnswerPlan) -> bool:
+    async def _rewrite(self, plan: AnswerPlan) -> bool:
         """Have the model say what a question that follows others asks for, and search that."""
         assert plan.search is not None
         started = time.perf_counter()

@@ -157,12 +157,12 @@ class KeyStore:
         expected = row[_SECRET] if row is not None else bytes(32)
         if not hmac.compare_digest(_digest(parsed[2]), expected) or row is None:
             return None
-        found = _stored(row)
+        found = _as_stored_key(row)
         return found if found.valid(time.time()) else None
 
     def all(self) -> list[StoredKey]:
         """Return all keys, oldest first, including revoked and expired ones."""
-        return list(map(_stored, self._rows()))
+        return list(map(_as_stored_key, self._rows()))
 
     def any(self) -> bool:
         """Return whether a key was ever made; revoking the last one must not open the service."""
@@ -179,7 +179,7 @@ class KeyStore:
     def _get(self, key_id: str) -> StoredKey:
         if (row := KeyStore._row(self, key_id)) is None:
             raise NotFound(f"there is no key {key_id!r}; `kvstitch keys list` shows them")
-        return _stored(row)
+        return _as_stored_key(row)
 
     def _row(self, key_id: str) -> _Row | None:
         with self._database.read() as read:
@@ -233,7 +233,7 @@ _ANY = Prepared(select(keys.c.key_id).limit(1))
 _SECRET = list(keys.columns.keys()).index("secret_sha256")
 
 
-def _stored(row: tuple[Any, ...]) -> StoredKey:
+def _as_stored_key(row: tuple[Any, ...]) -> StoredKey:
     fields = dict(zip(keys.columns.keys(), row, strict=True))
     del fields["secret_sha256"]
     limits = Limits(**{each.name: fields.pop(each.name) for each in dataclass_fields(Limits)})

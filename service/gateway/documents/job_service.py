@@ -91,7 +91,7 @@ class JobService:
                             raise Conflict("send it again", retry_after_s=1.0) from None
                 if known is not None:
                     await asyncio.to_thread(self._jobs.drop, job_id)
-                    return await self._repeated(principal, idempotency_key, known, digest)
+                    return await self._find_repeated(principal, idempotency_key, known, digest)
             except BaseException:
                 self._not_dropped.add(job_id)
                 await asyncio.shield(self._drop())
@@ -118,7 +118,7 @@ class JobService:
             self._jobs.page, principal.tenant, limit, before, state, principal.view
         )
         stopped_by = await self._stopped_by()
-        jobs = [await self._told(job, principal, stopped_by) for job in found]
+        jobs = [await self._job_for(job, principal, stopped_by) for job in found]
         return JobList(jobs=jobs, next_cursor=next_cursor)
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
@@ -154,9 +154,9 @@ class JobService:
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
-        return await self._told(job, principal, stopped_by)
+        return await self._job_for(job, principal, stopped_by)
 
-    async def _told(
+    async def _job_for(
         self, stored: StoredJob, principal: Principal, stopped_by: str | None = None
     ) -> Job:
         """Return what a sender is told of a job: how long it takes, what it waits for, and nothing
@@ -240,7 +240,7 @@ class JobService:
         """Return id and digest of the job that was accepted with this key, if there is one."""
         return None if key is None else await asyncio.to_thread(self._jobs.find, tenant, key)
 
-    async def _repeated(
+    async def _find_repeated(
         self, principal: Principal, key: str | None, known: tuple[str, bytes], digest: bytes
     ) -> Job:
         """Return the job that was accepted with this key, if it had the same documents."""

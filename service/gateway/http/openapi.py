@@ -84,7 +84,7 @@ class OpenApiDescription:
 
 
 def _complete(schema: dict[str, Any], offer: Offer, own_errors: Collection[str]) -> dict[str, Any]:
-    schema = _renamed(schema)
+    schema = _rename(schema)
     components = schema["components"]
     models = components["schemas"]
     for model in (ErrorOut, Problem):
@@ -107,7 +107,7 @@ def _complete(schema: dict[str, Any], offer: Offer, own_errors: Collection[str])
     return schema
 
 
-def _renamed(schema: dict[str, Any]) -> dict[str, Any]:
+def _rename(schema: dict[str, Any]) -> dict[str, Any]:
     """Give schemas their names of SCHEMA_NAMES, everywhere."""
     models = schema["components"]["schemas"]
     for name in SCHEMA_NAMES.keys() & models:

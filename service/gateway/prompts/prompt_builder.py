@@ -102,7 +102,7 @@ class PromptBuilder:
         The words that the format begins answers with follow, unless tools may be called: an answer
         may begin with a call. Raises InvalidRequest if the chat template cannot write it.
         """
-        written = self._written(turns, tools)
+        written = self._write_template(turns, tools)
         template = written.template
         if begin_answer and tools is None and turns[-1].role != "assistant":
             template += self.format.answer_prefix
@@ -113,7 +113,7 @@ class PromptBuilder:
     ) -> int:
         """Return how many first tokens of Q are the turns before the last one, of a conversation in
         which the assistant has spoken; `question` is what `encode_question` returned for it."""
-        written = self._written(turns, tools)
+        written = self._write_template(turns, tools)
         places = turn_places(written.template)
         # What is to be done now, and what the answer continues, stand behind the last turn.
         follows = turns[-1].role in ("system", "assistant") and len(places) > 1
@@ -124,7 +124,7 @@ class PromptBuilder:
         pairs = enumerate(zip(ids, question, strict=False))
         return next((i for i, (own, whole) in pairs if own != whole), min(len(ids), len(question)))
 
-    def _written(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+    def _write_template(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         """Return the template of Q, and the texts in it."""
         if tools is not None or any(turn.calls or turn.role == "tool" for turn in turns):
             return self._with_tools.question(turns, tools)

@@ -83,7 +83,7 @@ class AsyncRetriever:
         """Save and close, after the work under way."""
         if self.started:
             self.started = False
-            await self._in(self._embed_thread, lambda: None)
+            await self._run_in(self._embed_thread, lambda: None)
             await asyncio.to_thread(self._index_keeper.close)
             try:
                 await self.save()
@@ -104,16 +104,16 @@ class AsyncRetriever:
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on a search thread; the retriever's errors become the service's."""
-        return await self._in(self._search_threads, partial(work, *args, **kwargs))
+        return await self._run_in(self._search_threads, partial(work, *args, **kwargs))
 
     async def change(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work`, which writes, on the thread of changes; errors as in `run`."""
-        return await self._in(self._change_thread, partial(work, *args, **kwargs))
+        return await self._run_in(self._change_thread, partial(work, *args, **kwargs))
 
     async def embed(self, documents: Sequence[EmbeddedDocument]) -> None:
         """Split and embed documents, for `store`. Changes nothing and waits for no change."""
         embed = self.retriever.embedding.embed
-        await self._in(self._embed_thread, lambda: list(embed(documents)))
+        await self._run_in(self._embed_thread, lambda: list(embed(documents)))
 
     async def split(self, document: EmbeddedDocument) -> None:
         """Split a document whose texts are embedded in parts, for `store`; ends soon if it is
@@ -128,7 +128,7 @@ class AsyncRetriever:
                     loop.call_soon_threadsafe(self.give_back_memory)
 
         try:
-            await self._in(self._split_threads, work)
+            await self._run_in(self._split_threads, work)
         except asyncio.CancelledError:
             abandoned = True
             raise
@@ -136,7 +136,7 @@ class AsyncRetriever:
     async def embed_part(self, document: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` has split, beside what others have embedded."""
         work = partial(self.retriever.embedding.embed_part, document, start, count)
-        await self._in(self._embed_thread, work)
+        await self._run_in(self._embed_thread, work)
 
     def give_back_memory(self) -> None:
         """Give back what documents took, a second from now: what they held is let go by then, and
@@ -167,7 +167,7 @@ class AsyncRetriever:
         await self.change(self.retriever.purge)
         await self.change(self._index_keeper.check)
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         except Exception as error:

@@ -140,10 +140,10 @@ class CallParser:
             begun = marked or reader.name_so_far is not None
         if self._tools.forced and not self.answer.calls:
             begun = True
-        return begun and bool(self._meant(reader))
+        return begun and bool(self._possible_tools(reader))
 
     def _end_cut_call(self, reader: CallReader | None, out: list[Piece]) -> None:
-        meant = self._meant(reader)
+        meant = self._possible_tools(reader)
         if len(meant) > 1:
             what = f"{self._raw}{self._held}".strip()
             self.warnings.append(f"the answer was cut before it said which tool it calls: {what}")
@@ -152,7 +152,7 @@ class CallParser:
             reader.name = meant[0]
             self._pass_on(reader, out, reader.arguments_so_far)
 
-    def _meant(self, reader: CallReader | None) -> list[str]:
+    def _possible_tools(self, reader: CallReader | None) -> list[str]:
         """Return the tools whose names begin with what there is of the call's."""
         begun = self._name.partition("[")[0].strip() if reader is None else reader.name_so_far
         if begun in self._tools.names:
@@ -275,13 +275,13 @@ class CallParser:
                 self._no_call(out)
                 return
         self._take(len(self._held))
-        if self._early and reader.streamable and self._wanted(reader.name):
+        if self._early and reader.streamable and self._is_wanted(reader.name):
             self._pass_on(reader, out)
 
     def _end_call(self, reader: CallReader, out: list[Piece]) -> None:
         started = self._sent >= 0
         reader.broken |= self._unmarked and not reader.given
-        if not reader.broken and self._wanted(reader.name):
+        if not reader.broken and self._is_wanted(reader.name):
             self._pass_on(reader, out)
         elif started:  # what was passed on cannot be taken back
             self.warnings.append(_incomplete(reader.name))
@@ -297,7 +297,7 @@ class CallParser:
         if reader.broken:
             self._inside = False
 
-    def _wanted(self, name: str | None) -> bool:
+    def _is_wanted(self, name: str | None) -> bool:
         return name in self._tools.names and not self._surplus()
 
     def _surplus(self) -> bool:

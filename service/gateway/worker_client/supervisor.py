@@ -94,7 +94,7 @@ class Supervisor:
         if self._next_address is None:
             self._folder, self._folder_lock = sockets.make_folder()
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         """Ask the worker to finish, wait, then terminate it, then kill it."""
@@ -118,7 +118,7 @@ class Supervisor:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the worker cannot be started", exc_info=error)
             reason = error.message if isinstance(error, KvstitchError) else str(error)

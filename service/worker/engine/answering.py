@@ -108,7 +108,7 @@ class Answering:
             first = rows.stop
             own = likeliest[rows] if sequence.sampler.takes_likeliest else None
             try:
-                tokens = self._sampled(sequence, draft, logits[rows], own)
+                tokens = self._sample_step(sequence, draft, logits[rows], own)
             except Exception as error:  # of one sequence, as its grammar or its sampler is
                 self._endings.fail(sequence, error)
                 continue
@@ -148,7 +148,7 @@ class Answering:
             sequence.drafter = Drafter(prompt_ids(sequence.asked.request).tolist())
         return sequence.drafter.draft(sequence.tokens, most)
 
-    def _sampled(
+    def _sample_step(
         self,
         sequence: EngineSequence,
         draft: list[int],

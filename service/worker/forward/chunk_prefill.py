@@ -146,7 +146,7 @@ class ChunkPrefill:
         if kept is not None:
             self._parts.move_to_end(part.key)
             return kept[1], 0.0
-        found = (yield from self._stored(part)) if part.parts else None
+        found = (yield from self._read_stored(part)) if part.parts else None
         if found is not None:
             self._keep(part.key, part, found)
             return found, 0.0
@@ -162,7 +162,7 @@ class ChunkPrefill:
         while len(self._parts) > MAX_PARTS:
             self._parts.popitem(last=False)
 
-    def _stored(self, address: Address) -> Steps[EncodedChunk | None]:
+    def _read_stored(self, address: Address) -> Steps[EncodedChunk | None]:
         if self._read is None:
             return None
         reading = self._read(address)

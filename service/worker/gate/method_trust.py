@@ -158,15 +158,15 @@ def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
     """Return the steps: the method as asked for, the same with ever larger ratios, full prefill."""
     steps = [fusion]
     if fusion.repair_ratio is not None:
-        wanted = _raised(fusion.repair_ratio)
+        wanted = _raise_ratio(fusion.repair_ratio)
         while wanted <= min(MAX_RATIO, fusion.max_repair_ratio):
             try:
                 steps.append(fusion.with_repair_ratio(wanted))
             except InvalidRequest:
                 break  # the method's other parameters do not allow it
-            wanted = _raised(wanted)
+            wanted = _raise_ratio(wanted)
     return [*steps, Vanilla()]
 
 
-def _raised(ratio: float) -> float:
+def _raise_ratio(ratio: float) -> float:
     return max(MIN_RAISED_RATIO, round(RATIO_FACTOR * ratio, 6))

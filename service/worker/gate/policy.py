@@ -66,12 +66,12 @@ class DriftMonitor:
         """Count a check of `level`; return why this changes the level, or ""."""
         if level == self.level < self.top:
             self.checks_at_level.append(seen)
-            return self._up()
+            return self._go_up()
         if 0 <= level == self.level - 1:
             self.checks_below.append(seen)
             while len(self.checks_below) > self.recovery_checks:
                 self.checks_below.popleft()
-            return self._down()
+            return self._go_down()
         return ""
 
     def reset(self) -> None:
@@ -79,7 +79,7 @@ class DriftMonitor:
         self._move(0)
         self.trips = 0
 
-    def _up(self) -> str:
+    def _go_up(self) -> str:
         seen, bounds = self.checks_at_level, self._bounds
         if len(seen) < bounds.min_checks:
             return ""
@@ -96,7 +96,7 @@ class DriftMonitor:
         self._move(self.level + 1)
         return why
 
-    def _down(self) -> str:
+    def _go_down(self) -> str:
         seen, bounds = self.checks_below, self._bounds
         if len(seen) < self.recovery_checks:
             return ""

@@ -61,7 +61,7 @@ class Shadow:
         )
         try:
             self.launcher.loads.start(sequence.to_load, sequence.loads)
-            yield from _loaded(sequence)
+            yield from _wait_for_loads(sequence)
             if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.loads.segments):
                 return None  # the run would compute and store the missing chunks
             self._wants = self.launcher.reserved_tokens(sequence)
@@ -81,7 +81,7 @@ class Shadow:
             self.precompute_queue.add_missed(sequence.loads.segments)
 
 
-def _loaded(sequence: EngineSequence) -> Steps[None]:
+def _wait_for_loads(sequence: EngineSequence) -> Steps[None]:
     """Wait until it is known which chunks can be used."""
     if sequence.loads.found is not None:
         yield sequence.loads.found

@@ -75,7 +75,7 @@ class PrefillTimes:
         kind = type(model.prompt.method)
         if self._without[kind] >= RENEWED:
             return False
-        times = self._both(model, decoder, computed)
+        times = self._estimate_both(model, decoder, computed)
         return times is not None and times[0] <= times[1]
 
     def wants_full(self, model: CostModel, decoder: DecoderModel) -> bool:
@@ -84,11 +84,11 @@ class PrefillTimes:
             return False
         if self._seen[FullPrefill] < KNOWN:
             return True
-        times = self._both(model, decoder, frozenset())
+        times = self._estimate_both(model, decoder, frozenset())
         renew = self._without[FullPrefill] >= RENEWED
         return renew and times is not None and times[0] <= NEAR * times[1]
 
-    def _both(
+    def _estimate_both(
         self, model: CostModel, decoder: DecoderModel, computed: frozenset[int]
     ) -> tuple[float, float] | None:
         """Return seconds of full prefill and of the method; None where one is not known."""

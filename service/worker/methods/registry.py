@@ -71,10 +71,10 @@ def reads_whole_chunks(fusion: str) -> bool:
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[OfferedMethod]:
     """Return descriptions of methods, with the parameters that the served model allows."""
-    return [_described(name, cls, model) for name, cls in sorted(methods.items())]
+    return [_describe(name, cls, model) for name, cls in sorted(methods.items())]
 
 
-def _described(name: str, cls: type[Any], model: ModelFacts) -> OfferedMethod:
+def _describe(name: str, cls: type[Any], model: ModelFacts) -> OfferedMethod:
     unavailable = ""
     try:
         cls().check(model)

@@ -155,17 +155,17 @@ class Shift:
             )  # fmt: skip
             return
         if keys:
-            by = self._by(view.fresh_k, [kv[0] for kv in stored])
+            by = self._added_by_shift(view.fresh_k, [kv[0] for kv in stored])
             view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
         if values:
-            by = self._by(view.fresh_v, [kv[1] for kv in stored])
+            by = self._added_by_shift(view.fresh_v, [kv[1] for kv in stored])
             view.v[:, self.rows].add_(by.transpose(0, 1))
 
     def _means(self, gaps: Tensor, dtype: torch.dtype) -> Tensor:
         """Return each document's mean of `gaps` `[p, kv_heads * head_dim]` fp32."""
         return (self.average @ gaps).to(dtype)
 
-    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
+    def _added_by_shift(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
         """Return what is added to every row's keys or values `[rows, kv_heads, head_dim]`."""
         kept = [
             kv.index_select(0, each.tokens.to(kv.device))

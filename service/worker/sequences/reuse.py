@@ -123,10 +123,10 @@ def continued_prefill(
 ) -> Steps[PrefillResult]:
     """Return the steps of a prefill that computes only what comes after the reused tokens."""
     reuse.prompt.kv.copy_to(kv, reuse.tokens)
-    return _rest(decoder, layout, kv, reuse)
+    return _prefill_rest(decoder, layout, kv, reuse)
 
 
-def _rest(
+def _prefill_rest(
     decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
 ) -> Steps[PrefillResult]:
     if reuse.tokens == layout.tokens:

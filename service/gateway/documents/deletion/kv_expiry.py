@@ -55,7 +55,7 @@ class KvExpiry:
         tier that is away keeps (WorkerUnavailable, TierUnreached), the next step deletes."""
         if not self._ttl_s:
             return False
-        before, now = await asyncio.to_thread(self._noted), self._now()
+        before, now = await asyncio.to_thread(self._read_moment), self._now()
         catalog = self._chunks.retriever.catalog
         documents = await self._chunks.retriever.run(catalog.ages)
         due = [(scope, name) for scope, name, stored in documents
@@ -90,7 +90,7 @@ class KvExpiry:
             names = ", ".join(sorted(unreached))
             raise TierUnreached(f"KV that is too old may still be in {names}")
 
-    def _noted(self) -> float:
+    def _read_moment(self) -> float:
         try:
             return float(json.loads(self._file.read_text(encoding="ascii")))
         except (OSError, ValueError):

@@ -171,7 +171,7 @@ class PurgeQueue:
         except TimeoutError:
             return False
         try:
-            while self._clock() < give_up_at and (due := await self._due(receipt_id)):
+            while self._clock() < give_up_at and (due := await self._take_due(receipt_id)):
                 purged = True
                 for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
                     for part in _calls(group):
@@ -200,7 +200,7 @@ class PurgeQueue:
         )
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
-    async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
+    async def _take_due(self, receipt_id: str | None) -> list[PendingPurge]:
         """Return the purges to make now, sorted by tenant and receipt; drop those not needed."""
         due: list[PendingPurge] = []
         while not due:

@@ -106,12 +106,12 @@ class UnfinishedDocuments:
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
         with self._read() as read:
-            return self._own(read, numbers, in_state(state))
+            return self._own_rows(read, numbers, in_state(state))
 
     def set_indexed(self, indexed: Sequence[IngestDocument]) -> None:
         free = {**FREE, "owner": ""} if self._shared else FREE
         with self._freeing() as write:
-            own = self._own(write, [item.number for item in indexed])
+            own = self._own_rows(write, [item.number for item in indexed])
             record_sizes(write, [item for item in indexed if item.number in own])
             values = [
                 {"_number": item.number, "change": item.change, "chunks": item.chunks,
@@ -131,7 +131,7 @@ class UnfinishedDocuments:
         with self._freeing() as write:
             self._update(write, {"state": state, **FREE}, values)
 
-    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+    def _is_own(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is this gateway's; others' are left alone."""
         return table.c.owner == self._database.gateway_id if self._shared else sa.true()
 
@@ -148,11 +148,11 @@ class UnfinishedDocuments:
             with self._write() as write:
                 write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
 
-    def _own(
+    def _own_rows(
         self, read: sa.Connection, numbers: Sequence[int], *wanted: sa.ColumnElement[bool]
     ) -> set[int]:
         """Return those of the documents that are this gateway's, and as is wanted."""
-        named = among(documents.c.number, numbers), self._mine(documents), *wanted
+        named = among(documents.c.number, numbers), self._is_own(documents), *wanted
         return set(read.scalars(sa.select(documents.c.number).where(*named)))
 
     def _update(
@@ -165,7 +165,7 @@ class UnfinishedDocuments:
         job_ids = write.scalars(sa.select(documents.c.job_id).where(numbers).distinct()).all()
         lock_jobs(write, job_ids)
         change = documents.update().where(
-            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._mine(documents)
+            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._is_own(documents)
         )
         write.execute(change.values(values), rows)
         update_job_states(write, job_ids)
@@ -175,7 +175,7 @@ class UnfinishedDocuments:
     ) -> list[IngestDocument]:
         out: list[IngestDocument] = []
         total = 0
-        query = _UNFINISHED.where(in_state(state), self._mine(documents), wanted)
+        query = _UNFINISHED.where(in_state(state), self._is_own(documents), wanted)
         with (self._write if self._shared else self._read)() as connection:
             if self._shared:
                 _take(connection, self._database.gateway_id, state, limit)

@@ -64,7 +64,7 @@ class JobStore(UnfinishedDocuments):
         """Forget what a process that died had not accepted; before there are uploads."""
         self._spool.start()
         with self._freeing() as write:
-            write.execute(jobs.delete().where(~_ACCEPTED, self._mine(jobs)))
+            write.execute(jobs.delete().where(~_ACCEPTED, self._is_own(jobs)))
         with self._read() as read:
             named = sa.select(documents.c.spooled).where(documents.c.spooled.is_not(None))
             self._spool.sweep(set(read.scalars(named)))

@@ -44,7 +44,7 @@ _HOME = {"Turkish": ("cp1254",)} | dict.fromkeys(
 )
 
 
-def _leads(codec: str, first: int, last: int) -> Callable[[str], bool]:
+def _is_usual(codec: str, first: int, last: int) -> Callable[[str], bool]:
     """Return whether a character is among the usual ones: national standards put these first."""
 
     def usual(char: str) -> bool:
@@ -59,8 +59,8 @@ def _kana(char: str) -> bool:
 
 
 _USUAL = {
-    "gb18030": _leads("gb18030", 0xB0, 0xD7), "big5": _leads("big5", 0xA4, 0xC6),
-    "cp949": _leads("cp949", 0xB0, 0xC8), "cp932": _kana, "euc_jp": _kana,
+    "gb18030": _is_usual("gb18030", 0xB0, 0xD7), "big5": _is_usual("big5", 0xA4, 0xC6),
+    "cp949": _is_usual("cp949", 0xB0, 0xC8), "cp932": _kana, "euc_jp": _kana,
 }  # fmt: skip
 MIN_USUAL = {"gb18030": 0.7, "big5": 0.7, "cp949": 0.8, "cp932": 0.2, "euc_jp": 0.2}
 # Charsets that are pure ASCII but for what escapes begin.
@@ -105,7 +105,7 @@ def decode(content: bytes, label: str = "") -> Decoded:
         return _by_label(content, codec, label)
     if (broken := _broken_utf8(content)) is not None:
         return broken
-    return _guessed(content, first)
+    return _guess(content, first)
 
 
 def codec_of(label: str) -> str:
@@ -176,7 +176,7 @@ def _broken_utf8(content: bytes) -> Decoded | None:
     return _with_gaps(text, "UTF-8") if gaps <= 3 and gaps * 10 <= beyond else None
 
 
-def _guessed(content: bytes, first: int) -> Decoded:
+def _guess(content: bytes, first: int) -> Decoded:
     """Detect the charset."""
     from charset_normalizer import from_bytes
 

@@ -31,7 +31,7 @@ def _text(element: Any) -> str:
 _LEAVES = ("t", "mi", "mn", "mo", "mtext", "ms")
 
 
-def _grouped(text: str) -> str:
+def _group(text: str) -> str:
     text = text.strip()
     return text if len(text) == 1 or _SIMPLE.fullmatch(text) else f"({text})"
 
@@ -52,9 +52,9 @@ def _property(element: Any, name: str) -> str | None:
 
 
 def _scripts(base: str, below: str, above: str) -> str:
-    low = f"_{_grouped(below)}" if below.strip() else ""
-    high = f"^{_grouped(above)}" if above.strip() else ""
-    return _grouped(base) + low + high if low or high else base
+    low = f"_{_group(below)}" if below.strip() else ""
+    high = f"^{_group(above)}" if above.strip() else ""
+    return _group(base) + low + high if low or high else base
 
 
 def _root(inside: str, degree: str = "") -> str:
@@ -74,7 +74,7 @@ def _office_limit(element: Any) -> str:
 def _large_operator(element: Any) -> str:
     sign = _property(element, "chr") or "\u222b"
     inside = _part(element, "e")
-    return _scripts(sign, _part(element, "sub"), _part(element, "sup")) + f" {_grouped(inside)} "
+    return _scripts(sign, _part(element, "sub"), _part(element, "sup")) + f" {_group(inside)} "
 
 
 def _delimited(element: Any) -> str:
@@ -101,7 +101,7 @@ def _children(element: Any) -> Sequence[str]:
 
 def _page_fraction(element: Any) -> str:
     above, below, *_ = _children(element)
-    return f"{_grouped(above)}/{_grouped(below)}"
+    return f"{_group(above)}/{_group(below)}"
 
 
 def _page_scripts(element: Any) -> str:
@@ -112,7 +112,7 @@ def _page_scripts(element: Any) -> str:
     return _scripts(base, first, second)
 
 
-def _fenced(element: Any) -> str:
+def _fence(element: Any) -> str:
     parts = [_text(child) for child in element]
     return f"{element.get('open', '(')}{', '.join(parts)}{element.get('close', ')')}"
 
@@ -124,7 +124,7 @@ def _first(element: Any) -> str:
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     # Office
-    "f": lambda e: f"{_grouped(_part(e, 'num'))}/{_grouped(_part(e, 'den'))}",
+    "f": lambda e: f"{_group(_part(e, 'num'))}/{_group(_part(e, 'den'))}",
     "sSup": _office_scripts, "sSub": _office_scripts, "sSubSup": _office_scripts,
     "sPre": lambda e: _scripts("", _part(e, "sub"), _part(e, "sup")) + _part(e, "e"),
     "rad": lambda e: _root(_part(e, "e"), _part(e, "deg")),
@@ -141,6 +141,6 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "msqrt": lambda e: _root("".join(map(_text, e))),
     "mroot": lambda e: _root(*_children(e)[:2]),
     "mtable": lambda e: _rows(e, "mtr", "mtd"),
-    "mfenced": _fenced, "mspace": lambda e: " ", "semantics": _first,
+    "mfenced": _fence, "mspace": lambda e: " ", "semantics": _first,
     "annotation": lambda e: "", "annotation-xml": lambda e: "", "mphantom": lambda e: "",
 }  # fmt: skip

@@ -56,11 +56,11 @@ def homes(
 def _weights(names: Sequence[bytes], numbers: npt.NDArray[np.int64]) -> Weights:
     """Of every worker for every name `[names, workers]`: a hash of both, for all at once."""
     hashes = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names]
-    of_workers = _mixed(numbers.astype(np.uint64) + np.uint64(1))
-    return _mixed(np.array(hashes, np.uint64)[:, None] ^ of_workers)
+    of_workers = _mix(numbers.astype(np.uint64) + np.uint64(1))
+    return _mix(np.array(hashes, np.uint64)[:, None] ^ of_workers)
 
 
-def _mixed(values: Weights) -> Weights:
+def _mix(values: Weights) -> Weights:
     """SplitMix64's output function: every bit of a number depends on all of the old ones."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -160,7 +160,7 @@ class Router:
             self._table,
             held=held,
             places=[self._place(name) for name in work.names],
-            away=self._away(work.names, held, np.array(candidates, np.int64)),
+            away=self._not_home(work.names, held, np.array(candidates, np.int64)),
             reused=reused,
         )
 
@@ -176,7 +176,7 @@ class Router:
         holders = self._directory.holders(name) & backlogs.keys()
         return min(holders) if holders else self._home(name, backlogs)
 
-    def _away(
+    def _not_home(
         self, names: Sequence[bytes], held: npt.NDArray[np.bool_], numbers: Counts
     ) -> npt.NDArray[np.bool_]:
         """Return which workers are not the home of documents that no candidate holds."""

@@ -132,15 +132,15 @@ class CompletionWriter:
             case Sources(citations):
                 out = self._first(number, choice, citations)
             case TextDelta(text, logprobs):
-                out = self._released(choice) + self._text(number, choice, text, logprobs)
+                out = self._release(choice) + self._text(number, choice, text, logprobs)
             case Finished(response):
                 choice.response = response
-                out = self._released(choice) + self._end(number, choice, response)
+                out = self._release(choice) + self._end(number, choice, response)
         return out.encode()
 
     def error(self, error: KvstitchError) -> bytes:
         """Return the last line of a stream that failed; no [DONE] follows."""
-        held = "".join(self._released(choice) for choice in self._choices)
+        held = "".join(self._release(choice) for choice in self._choices)
         return (held + data_line({"error": openai_error(error)})).encode()
 
     def _first(self, number: int, choice: _Choice, citations: list[Citation]) -> str:
@@ -155,7 +155,7 @@ class CompletionWriter:
         choice.held = chunk
         return ""
 
-    def _released(self, choice: _Choice) -> str:
+    def _release(self, choice: _Choice) -> str:
         held, choice.held = choice.held, ""
         return held
 

@@ -72,7 +72,7 @@ def check_fields(
             raise InvalidRequest(
                 f"{path} is not a known field: leave it out, or correct its name", field=path
             )
-        if value is None or any(_same(value, harmless) for harmless in rule.harmless):
+        if value is None or any(_are_equal(value, harmless) for harmless in rule.harmless):
             continue
         if rule.treatment == "refused":
             raise Unsupported(
@@ -82,7 +82,7 @@ def check_fields(
     return notes
 
 
-def _same(value: Any, harmless: Any) -> bool:
+def _are_equal(value: Any, harmless: Any) -> bool:
     """Return whether two values are equal and of one kind: JSON's false is not 0."""
     return isinstance(value, bool) == isinstance(harmless, bool) and bool(value == harmless)
 

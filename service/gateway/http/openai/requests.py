@@ -115,7 +115,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
     tools = tools_of_chat(body, notes)
     form = with_tools(wanted_form(body), tools, served.tool_form)
     fields = {
-        **_sampled(body),
+        **_sampling(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
         "continue_final_message": _continues(body),
         "logprobs": _chat_logprobs(body),
@@ -142,7 +142,7 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
             "several requests",
             field="prompt",
         )
-    fields = {**_sampled(body), "max_tokens": body.max_tokens, "logprobs": body.logprobs}
+    fields = {**_sampling(body), "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     turns = [[Turn("user", text)] for text in texts]
     return _translated(
         body, served, turns, question="prompt", form=wanted_form(body), fields=fields, notes=notes,
@@ -289,7 +289,7 @@ def _checked(body: SampledRequest, rules: Any) -> list[str]:
     return notes
 
 
-def _sampled(body: SampledRequest) -> dict[str, Any]:
+def _sampling(body: SampledRequest) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in _SAME_NAMES}
     fields["sampling_top_k"] = None if body.top_k is None else max(0, body.top_k)
     return {name: value for name, value in fields.items() if value is not None}

@@ -54,7 +54,7 @@ class ResponseWriter:
         match event.event:
             case Sources(citations):
                 self._citations = citations
-                return self._whole("created") + self._whole("in_progress")
+                return self._whole_response("created") + self._whole_response("in_progress")
             case TextDelta(text):
                 return self._pieces([Text(text)] if self._parser is None else self._push(text))
             case Finished(response):
@@ -72,7 +72,7 @@ class ResponseWriter:
         [answer] = results
         self._pieces([Text(answer.text)] if self._parser is None else self._push(answer.text))
         self._finish(answer)
-        return self._ended(answer)
+        return self._end_response(answer)
 
     def _push(self, text: str) -> list[Piece]:
         assert self._parser is not None
@@ -140,10 +140,10 @@ class ResponseWriter:
         if not self._output:  # an answer without a word is a message all the same
             out += self._add_text("")
         out += self._close("incomplete" if cut else "completed")
-        response = self._ended(answer)
+        response = self._end_response(answer)
         return out + self._event(f"response.{response.status}", response=_dump(response))
 
-    def _ended(self, answer: Answer) -> ResponseObject:
+    def _end_response(self, answer: Answer) -> ResponseObject:
         cut = finish_reason(answer.finish_reason) == "length"
         response = self._object("incomplete" if cut else "completed")
         response.completed_at = None if cut else int(time.time())
@@ -192,7 +192,7 @@ class ResponseWriter:
         number, self._number = self._number, self._number + 1
         return data_line({"type": type, "sequence_number": number, **fields}, type).encode()
 
-    def _whole(self, status: str) -> bytes:
+    def _whole_response(self, status: str) -> bytes:
         return self._event(f"response.{status}", response=_dump(self._object("in_progress")))
 
     def _item(self, type: str) -> bytes:

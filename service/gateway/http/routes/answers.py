@@ -117,7 +117,7 @@ async def chat(
     body: ChatRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Answer the last user message from documents that are searched for it."""
-    return await _answer(request, gateway, call, from_chat(body, _served(gateway)))
+    return await _answer(request, gateway, call, from_chat(body, _served_model(gateway)))
 
 
 @router.post("/completions", response_model=Completion, tags=["OpenAI"])
@@ -126,7 +126,7 @@ async def completions(
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
     call = replace(call, operation="text_completion")
-    return await _answer(request, gateway, call, from_completion(body, _served(gateway)))
+    return await _answer(request, gateway, call, from_completion(body, _served_model(gateway)))
 
 
 @router.post("/responses", response_model=ResponseObject, tags=["OpenAI"])
@@ -134,10 +134,10 @@ async def responses(
     body: ResponsesRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Answer the last text of the user from documents that are searched for it."""
-    return await _answer(request, gateway, call, from_responses(body, _served(gateway)))
+    return await _answer(request, gateway, call, from_responses(body, _served_model(gateway)))
 
 
-def _served(gateway: Gateway) -> Served:
+def _served_model(gateway: Gateway) -> Served:
     prompts = gateway.prompts
     return Served(prompts.model, prompts.tool_form, gateway.worker.require())
 

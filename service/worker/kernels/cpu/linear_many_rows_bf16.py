@@ -73,10 +73,10 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[No
         block = slice(first, min(first + tiles * ROWS, m))
         pairs, rows = pack(x[block]), block.stop - block.start
         for part, cost in _parts(width, 2 * rows * hidden):
-            since = yield from _paused(since, cost)
+            since = yield from _pause(since, cost)
             _gated_part(pairs, gate, up, inner, rows=rows, part=part)
         for part, cost in _parts(len(down), rows * width):
-            since = yield from _paused(since, cost)
+            since = yield from _pause(since, cost)
             product(inner, down[part], out[block, part])
     return out
 
@@ -101,7 +101,7 @@ def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
     ]
 
 
-def _paused(since: int, coming: int) -> Generator[None, None, int]:
+def _pause(since: int, coming: int) -> Generator[None, None, int]:
     """Pause if the coming work would exceed the limit; returns the work since the last pause."""
     if since and since + coming > PAUSE:
         since = 0

@@ -63,10 +63,10 @@ class ExpertsModel(DecoderModel):
             return (yield from super().mlp(layer, x, batch))
         chosen, weights = self.route(mlp, x, batch)
         expert = partial(self.expert, mlp.experts, batch=batch)
-        return (yield from _mixed(expert, x, chosen, weights))
+        return (yield from _mix(expert, x, chosen, weights))
 
 
-def _mixed(
+def _mix(
     expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
 ) -> Steps[Tensor]:
     """Return the sum of the chosen experts' `[m, k]` outputs by their weights `[m, k]`. Rows of

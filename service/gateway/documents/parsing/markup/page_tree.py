@@ -148,10 +148,10 @@ def _hidden_by_sheets(tree: LexborHTMLParser) -> Iterator[LexborNode]:
         if _HIDING.search(declarations):
             for selector in selectors.split(","):
                 if ":" not in selector:
-                    yield from _selected(tree, selector.strip())
+                    yield from _select(tree, selector.strip())
 
 
-def _selected(tree: LexborHTMLParser, selector: str) -> list[LexborNode]:
+def _select(tree: LexborHTMLParser, selector: str) -> list[LexborNode]:
     try:
         return tree.css(selector) if selector else []
     except Exception:  # selectors that the library does not know

@@ -99,7 +99,7 @@ class _Reading:
         elif not text and not found.entries:
             if next(page.get_objects(max_depth=1), None) is not None:  # it is not blank
                 missing = self._empty
-        elif len(text) < FEW_CHARS and _covered(page) > COVERED:
+        elif len(text) < FEW_CHARS and _picture_share(page) > COVERED:
             missing = self._scans
         words = found.words
         if missing is not None:
@@ -212,7 +212,7 @@ def _is_rubbish(text: str) -> bool:
     return len(text) >= 40 and signs > 0.4 * len(text)
 
 
-def _covered(page: pdfium.PdfPage) -> float:
+def _picture_share(page: pdfium.PdfPage) -> float:
     """Return the share of a page that its largest picture covers."""
     width, height = page.get_size()
     largest = 0.0

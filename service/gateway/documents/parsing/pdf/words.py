@@ -89,7 +89,7 @@ def read_page(document: pdfium.PdfDocument, page: pdfium.PdfPage) -> PageWords:
     """Read a page's words, form fields and remarks."""
     text = page.get_textpage()
     try:
-        words, quarters, unmapped = _words(text.raw)
+        words, quarters, unmapped = _turned_words(text.raw)
     finally:
         text.close()
     entries, remarks = _annotations(document, page)
@@ -106,7 +106,7 @@ def _turn(word: Word, quarter: int) -> None:
         word.x0, word.x1, word.y0, word.y1 = word.y0, word.y1, -word.x1, -word.x0
 
 
-def _words(text: Any) -> tuple[list[Word], Counter[int], int]:
+def _turned_words(text: Any) -> tuple[list[Word], Counter[int], int]:
     """Return words, how many are turned by so many quarters, and unmapped characters."""
     unicode, box_of = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
     box = raw.FS_RECTF()
@@ -206,7 +206,7 @@ def _field(form: Any, annotation: Any) -> str:
         return "[x]" if raw.FPDFAnnot_IsChecked(form, annotation) == 1 else "[ ]"
     if kind == raw.FPDF_FORMFIELD_LISTBOX:
         chosen = [
-            _wide(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
+            _utf16_text(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
             for index in range(max(0, raw.FPDFAnnot_GetOptionCount(form, annotation)))
             if raw.FPDFAnnot_IsOptionSelected(form, annotation, index) == 1
         ]
@@ -216,14 +216,14 @@ def _field(form: Any, annotation: Any) -> str:
         return ""
     if raw.FPDFAnnot_GetFormFieldFlags(form, annotation) & 1 << 13:  # a password
         return ""
-    return _wide(raw.FPDFAnnot_GetFormFieldValue, form, annotation)
+    return _utf16_text(raw.FPDFAnnot_GetFormFieldValue, form, annotation)
 
 
 def _string(annotation: Any, key: bytes) -> str:
-    return _wide(raw.FPDFAnnot_GetStringValue, annotation, key)
+    return _utf16_text(raw.FPDFAnnot_GetStringValue, annotation, key)
 
 
-def _wide(function: Any, *arguments: Any) -> str:
+def _utf16_text(function: Any, *arguments: Any) -> str:
     """Call a function of PDFium that writes UTF-16 into a buffer of ours."""
     size = function(*arguments, None, 0)  # in bytes, with the two of the end
     if size <= 2:

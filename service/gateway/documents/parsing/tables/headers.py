@@ -96,7 +96,7 @@ def names_columns(
     below = [o for o in below if [cell.text for cell in o] != texts and len(distinct(o)) > 1]
     contrast = False
     for name in cells:
-        column = [text for other in below if (text := _beside(row, other, name))]
+        column = [text for other in below if (text := _value_below(row, other, name))]
         if not column:
             continue
         own = kind(name.text)
@@ -134,7 +134,7 @@ def _may_be_names(row: Row, cells: Row) -> bool:
     return len(units) == 1 and None not in units and len(set(amounts)) == len(amounts)
 
 
-def _beside(row: Row, other: Row, name: Cell) -> str:
+def _value_below(row: Row, other: Row, name: Cell) -> str:
     """Return what stands in another row below a name, where nothing is merged there."""
     return next(
         (
