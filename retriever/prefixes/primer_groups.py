@@ -96,8 +96,6 @@ class PrimerGroups:
     def _stored_groups(
         self, scope: Scope, readers: str, count: int, most: int, dim: int
     ) -> _Groups:
-        self, scope: Scope, readers: str, count: int, most: int, dim: int
-    ) -> _Groups:
         """Return the groups, with those of their first `most` primers that are complete."""
         query = (
             select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
