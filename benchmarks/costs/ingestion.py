@@ -36,8 +36,8 @@ from demo.client import Client
 from demo.corpus_files import CorpusDocument
 from demo.model import MODEL
 from demo.process import free_port, service
-from kvstitch_tune.environment import describe
-from kvstitch_tune.single_prompts import prefill_ids
+from kvstitch_tune.prompts import prefill_ids
+from kvstitch_tune.records import describe
 from kvstore import SsdTier, TieredStore
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens, Precompute

@@ -29,7 +29,7 @@ import httpx
 from demo.client import Client
 from demo.corpus_files import read_documents, read_questions
 from demo.process import free_port, service
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 
 OUT = Path("benchmarks/results/speed/short_prompts_http.json")
 WARM_UP = 8  # rounds; after a few the planner knows both kinds of prefill

@@ -31,7 +31,7 @@ import httpx
 import jsonschema_rs
 
 from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from loadtest.local_service import service
 from service.models import prepare_model
 from service.settings import load

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from loadtest.local_service import service
 from service.models import prepare_model
 from service.settings import load

@@ -39,7 +39,7 @@ import httpx
 
 from benchmarks.fleet import paced_worker
 from demo.corpus_files import read_documents
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from loadtest import local_service
 from loadtest.traffic.corpus_reader import CorpusQuestion
 from loadtest.traffic.routes import CorpusDocument

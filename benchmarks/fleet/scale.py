@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from service.gateway.fleet.routing.router import Policy
 from service.messages.replies import WorkerLoad
 

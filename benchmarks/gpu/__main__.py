@@ -31,7 +31,7 @@ from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from kvstore import MemoryTier
 from kvstore.format.tensor_layout import encoded_layer
 from service.worker.api import BatchDecoder, decoder_for, full_prefill_flops

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.speed.engines import FULL, METHODS, SCOUT, Prompt, place, precompute
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from kvstore import MemoryTier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.requests import ChunkTokens

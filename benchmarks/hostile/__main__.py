@@ -31,7 +31,7 @@ from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import ENDED, Place, compare, place
 from benchmarks.hostile.uploads import write
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from service.models import prepare_model
 from service.settings import load
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.launches.prefills import METHODS, Case, Counts, count, count_decode
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 
 OUT = Path("benchmarks/results/speed/launches.json")
 

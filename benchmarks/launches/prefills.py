@@ -15,7 +15,7 @@ from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.gpu import CUDA, DeviceTensor, PretendedGpu
 from benchmarks.launches.tally import Tally
 from benchmarks.speed.engines import Prompt, place
-from kvstitch_tune.single_prompts import kv_pool
+from kvstitch_tune.prompts import kv_pool
 from kvstore import MemoryTier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report

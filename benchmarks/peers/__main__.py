@@ -27,7 +27,7 @@ from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
 from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
 from benchmarks.quality.tasks import natural_questions
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 
 OUT = Path("benchmarks/results/peers")
 REUSE_ALL, CHANGING_ALL = "reuse", "changing"

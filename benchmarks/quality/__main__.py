@@ -24,8 +24,8 @@ from benchmarks.quality.measure import TOGETHER, Measurer, measure_all
 from benchmarks.quality.prompt_file import of_file, tokenizer_of
 from benchmarks.quality.records import Records
 from kvstitch_tune.case import NEXT
-from kvstitch_tune.environment import describe
 from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.records import describe
 from service.errors import InvalidRequest, KvstitchError
 from service.worker.api import load_model, model_fingerprint
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from benchmarks.quality.configurations import Configuration
 from benchmarks.quality.records import Record, Records
 from kvstitch_tune.case import NEXT, Case, forced, free, greedy
-from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
-from kvstitch_tune.single_prompts import kv_pool
+from kvstitch_tune.prompts import Prompt, SegmentStore, kv_pool, part_store
 from kvstitch_tune.trial import agreement, divergence
 from service.worker.api import DecoderModel, Vanilla, full_prefill_flops
 from service.worker.methods.api import PrefillResult

@@ -28,7 +28,7 @@ from typing import Any, Final
 import httpx
 
 from demo.process import free_port, service
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from retriever.scope import View
 from service.gateway.auth.keys import KeyStore
 from service.prompt import PREFIX_MODES

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from demo.process import free_port, service
 from kvstitch.client.events import LineReader
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 
 ANSWER_S = 300.0  # a request that takes longer has hung
 BATCH = 200

@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 
 from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
 from retriever.embedders import CountedVectors, Vectors
 from retriever.scope import EVERYTHING, View, joined_readers

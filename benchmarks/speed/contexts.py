@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvstitch_tune.single_prompts import kv_pool
+from kvstitch_tune.prompts import kv_pool
 from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.speed.outcome import Outcome
 from benchmarks.speed.setup import Setup
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 
 Record = dict[str, Any]
 

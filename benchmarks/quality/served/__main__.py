@@ -28,7 +28,7 @@ from benchmarks.quality.tasks import documentation
 from demo.client import ServiceError
 from demo.process import free_port, service
 from kvstitch.client import Client, KvstitchError
-from kvstitch_tune.environment import describe
+from kvstitch_tune.records import describe
 from service.errors import InvalidRequest
 from service.settings import PREFIX
 

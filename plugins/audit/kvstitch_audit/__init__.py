@@ -39,7 +39,7 @@ def settings() -> type[BaseModel]:
 
 @hookimpl
 def database_tables() -> Tables:
-    return Tables(FILE, "kvstitch_audit.tables:AUDIT")
+    return Tables(FILE, "kvstitch_audit.audit_log:AUDIT")
 
 
 @hookimpl
@@ -56,8 +56,7 @@ def gateway_part(gateway: Any) -> GatewayPart:
 
 @hookimpl
 def operator_acted(settings: Any, action: str, tenant: str, details: Mapping[str, Any]) -> None:
-    from kvstitch_audit.audit_log import opened
-    from kvstitch_audit.recorded_settings import of_operator
+    from kvstitch_audit.audit_log import of_operator, opened
 
     with opened(settings) as log:
         if log is not None:

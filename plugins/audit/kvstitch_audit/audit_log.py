@@ -2,12 +2,15 @@
 
 Entries are appended one at a time over all processes, the command line's among them, because each
 holds the hash of the one before. They are never changed; after their time they are deleted from
-the oldest on, which is an entry, too.
+the oldest on, which is an entry, too. So is a start with other settings than the one before, and a
+reload that changes some; no entry has a secret.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,9 +21,27 @@ import sqlalchemy as sa
 
 from kvstitch_audit import FILE
 from kvstitch_audit.chain import RETENTION, Event, Head, sealed, written
-from kvstitch_audit.tables import AUDIT, audit_entries, audit_heads
-from retriever.sql.expressions import among, upsert
+from retriever.sql.expressions import Number, among, required, upsert
+from retriever.sql.revisions import Schema
 from service.gateway.service_database import ServiceDatabase, shared_database
+from service.settings import Settings
+from service.settings.fields import IS_SET, hidden
+
+_metadata = sa.MetaData()
+audit_entries = sa.Table(
+    "audit_entries", _metadata,
+    *required(sa.Text, "tenant", primary_key=True),
+    *required(Number, "number", primary_key=True, autoincrement=False),
+    *required(sa.Text, "at", "action", "entry", "hash"),
+)  # fmt: skip
+audit_heads = sa.Table(
+    "audit_heads", _metadata,
+    *required(sa.Text, "tenant", primary_key=True),
+    *required(Number, "number"),
+    *required(sa.Text, "hash"),
+)  # fmt: skip
+AUDIT = Schema("audit", _metadata, "audit_1")
+
 
 _LOCK = 0x6B76_0006  # number of PostgreSQL's advisory lock
 _PAGE = 1000
@@ -169,3 +190,47 @@ def _heads(connection: sa.Connection, tenants: Collection[str] | None = None) ->
     if tenants is not None:
         wanted = wanted.where(among(audit_heads.c.tenant, tenants))
     return {row.tenant: Head(row.number, row.hash) for row in connection.execute(wanted)}
+
+
+CHANGED = "settings"  # the entry's action
+
+
+def recorded(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not as they are by default, as they are recorded."""
+    found = {}
+    secret = hidden(type(settings))
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if value != field.get_default(call_default_factory=True):
+            found[name] = IS_SET if name in secret else _json(value)
+    return found
+
+
+def record_changes(log: AuditLog, settings: Settings) -> None:
+    """Append an entry if a service starts with other settings than the last one did. Blocks."""
+    before = log.last("", CHANGED)
+    old = {} if before is None else before["details"]["settings"]
+    new = recorded(settings)
+    if before is not None and old == new:
+        return
+    changed = sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
+    log.append([change(new, changed)])
+
+
+def change(settings: dict[str, Any], changed: Sequence[str], **more: Any) -> Event:
+    """Return the entry of changed settings."""
+    details = {"settings": settings, "changed": changed, **more}
+    return Event("", SERVICE, CHANGED, now(), details)
+
+
+def of_operator(action: str, tenant: str, details: Mapping[str, Any]) -> Event:
+    """Return the entry of what somebody does by the command line."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return Event(tenant, f"operator:{user}", action, now(), details)
+
+
+def _json(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

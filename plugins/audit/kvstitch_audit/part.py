@@ -10,10 +10,8 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 
 from kvstitch_audit import FILE
-from kvstitch_audit.audit_log import AuditLog
-from kvstitch_audit.audit_trail import AuditTrail
-from kvstitch_audit.audit_writer import AuditWriter
-from kvstitch_audit.recorded_settings import change, record_changes, recorded
+from kvstitch_audit.audit_log import AuditLog, change, record_changes, recorded
+from kvstitch_audit.audit_trail import AuditTrail, AuditWriter
 from service.errors import Conflict, Forbidden
 from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway

@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 
 import service.gateway.http.routes
-from kvstitch_audit.audit_log import AuditLog, now
+from kvstitch_audit.audit_log import AuditLog, now, recorded
 from kvstitch_audit.audit_trail import ACTIONS
 from kvstitch_audit.chain import GENESIS, RETENTION, Event, Head, sealed, verify, written
 from kvstitch_audit.part import part_of
-from kvstitch_audit.recorded_settings import recorded
 from service.cli import main
 from service.errors import DiskFull
 from service.gateway.service_database import shared_database

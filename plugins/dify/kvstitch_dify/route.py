@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request
 
 from kvstitch.records.answers import SearchResults
 from kvstitch_dify import translation
-from kvstitch_dify.schemas import Records, Refusal, RetrievalRequest
+from kvstitch_dify.translation import Records, Refusal, RetrievalRequest
 from service.errors import NotFound
 from service.gateway.admission import CallContext
 from service.gateway.composition import Gateway

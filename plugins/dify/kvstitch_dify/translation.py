@@ -1,16 +1,80 @@
-"""Dify's External Knowledge API in terms of ours: conditions, scores, records, errors."""
+"""Dify's External Knowledge API in terms of ours: conditions, scores, records, errors.
+
+https://docs.dify.ai/en/use-dify/knowledge/external-knowledge-api, as it was in June 2026. Unknown
+fields are ignored, because Dify's releases add some.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field
 
 from kvstitch.records.answers import RankedBy, SearchResult
-from kvstitch_dify.schemas import Condition, MetadataCondition, Record, RetrievalRequest
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, KvstitchError
 from service.gateway.http.problems import sendable
+from service.gateway.schemas.fields import LENIENT, Unicode
 from service.gateway.schemas.search import SearchRequest
+
+Operator = Literal[
+    "contains", "not contains", "start with", "end with", "is", "is not", "in", "not in",
+    "empty", "not empty", "=", "≠", ">", "<", "≥", "≤", "before", "after",
+]  # fmt: skip
+Value = Unicode | int | float | list[Unicode]
+
+
+class Condition(BaseModel):
+    """`name` may be several fields (Dify's earlier documentation): one of them passes."""
+
+    model_config = LENIENT
+
+    name: Unicode | Annotated[list[Unicode], Field(min_length=1)]
+    comparison_operator: Operator
+    value: Value | None = None
+
+
+class MetadataCondition(BaseModel):
+    model_config = LENIENT
+
+    logical_operator: Literal["and", "or"] | None = None
+    conditions: Annotated[list[Condition], Field(fail_fast=True)] | None = None
+
+
+class RetrievalSetting(BaseModel):
+    model_config = LENIENT
+
+    top_k: int = Field(ge=1)
+    score_threshold: float = Field(0.0, ge=0, le=1, description="0: none")
+
+
+class RetrievalRequest(BaseModel):
+    """POST /retrieval; `knowledge_id` is the name of a collection."""
+
+    model_config = LENIENT
+
+    knowledge_id: Annotated[Unicode, Field(min_length=1)]
+    query: Unicode
+    retrieval_setting: RetrievalSetting
+    metadata_condition: MetadataCondition | None = None
+
+
+class Record(BaseModel):
+    content: str
+    score: float = Field(description="0 to 1")
+    title: str
+    metadata: dict[str, Any]
+
+
+class Records(BaseModel):
+    records: list[Record]
+
+
+class Refusal(BaseModel):
+    error_code: int = Field(description="Dify's, or the status")
+    error_msg: str
+
 
 PATH: Final = "/retrieval"
 # Dify's codes; for everything else an error's HTTP status is its code.

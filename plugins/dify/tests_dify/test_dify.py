@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvstitch_dify.schemas import Records, RetrievalRequest
+from kvstitch_dify.translation import Records, RetrievalRequest
 from tests.service.gateway.rig import Rig, running
 
 DOCUMENTS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from kvstitch_gguf.gguf_config import config_of
 from kvstitch_gguf.gguf_families import FAMILIES as TABLE
 from kvstitch_gguf.gguf_families import architectures_of, family_of
 from kvstitch_gguf.gguf_file import read_header
-from kvstitch_tune.single_prompts import prefill_ids
+from kvstitch_tune.prompts import prefill_ids
 from service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
 from tests.service.worker.tiny import assert_close
 from tests_gguf.gguf_families import ALWAYS_TIED, FAMILIES

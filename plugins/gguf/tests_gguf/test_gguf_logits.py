@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from kvstitch_tune.single_prompts import prefill_ids
+from kvstitch_tune.prompts import prefill_ids
 from tests.service.worker.tiny import assert_close
 from tests_gguf.gguf_files import CAN_BE_WRITTEN, ONLY_READ, tiny_config, write_gguf
 from tests_gguf.gguf_models import PROMPT, expected, served

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvstitch_gguf.download import NAMED_MODELS, fetch_wheel
 from kvstitch_gguf.gguf_source import GgufSource
-from kvstitch_tune.single_prompts import prefill_ids
+from kvstitch_tune.prompts import prefill_ids
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn

@@ -7,4 +7,4 @@ from service.plugins import Adapters, hookimpl
 
 @hookimpl
 def adapters() -> Adapters:
-    return Adapters("kvstitch_lora.folder:examine", "kvstitch_lora.check:add_lora")
+    return Adapters("kvstitch_lora.folder:examine", "kvstitch_lora.load:add_lora")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvstitch_lora import check
+from kvstitch_lora import load
 from service.errors import ModelRefused
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora_projection import Lora, LoraUpdate
@@ -20,8 +20,8 @@ Change = Callable[[LoraUpdate], LoraUpdate]
 
 
 def checked(decoder: DecoderModel, folder: Path) -> tuple[float, float]:
-    theirs = check.lora_logits(decoder.model, "own", folder)
-    return check.check_lora(decoder, "own", theirs)
+    theirs = load.lora_logits(decoder.model, "own", folder)
+    return load.check_lora(decoder, "own", theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

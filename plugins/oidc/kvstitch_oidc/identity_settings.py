@@ -18,6 +18,7 @@ OWN_PARAMETERS = (
     "code_verifier", "grant_type", "nonce", "redirect_uri", "response_mode", "response_type",
     "scope", "state",
 )  # fmt: skip
+EVERY_TOKEN = "*"  # in oidc_scopes
 QUOTAS = ("documents", "bytes", "requests_per_minute", "tokens_per_minute")
 
 

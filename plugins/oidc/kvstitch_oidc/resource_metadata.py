@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from kvstitch_oidc.claims import EVERY_TOKEN
+from kvstitch_oidc.identity_settings import EVERY_TOKEN
 from service.settings.fields import SCOPES, parts
 
 PATH: Final = "/.well-known/oauth-protected-resource"

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import httpx
 
 from kvstitch_oidc.identity_settings import IdentitySettings
-from kvstitch_oidc.issuer import endpoint, request_json
+from kvstitch_oidc.signing_keys import endpoint, request_json
 from kvstitch_oidc.tokens import TokenVerifier
 from service.errors import IdentityUnavailable, InvalidToken, SignInRefused
 from service.gateway.auth.keys import Sender

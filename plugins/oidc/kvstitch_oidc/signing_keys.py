@@ -1,4 +1,4 @@
-"""The public keys of an issuer, held in memory: which of them verifies a token.
+"""What an issuer publishes, from a URL or a file, and its public keys, held in memory.
 
     older than refresh_s               they are read again; requests do not wait for it
     a token names a key not among them they are read again, not more often than every refetch_s
@@ -11,17 +11,90 @@ names of keys costs it a request every refetch_s at most.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import httpx
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from kvstitch_oidc.issuer import KeySource
 from service.errors import IdentityUnavailable, InvalidToken
+
+TIMEOUT_S = 5.0
+MAX_BYTES = 1 << 20
+DISCOVERY = "/.well-known/openid-configuration"
+_HTTP = ("http://", "https://")
+
+
+class KeySource(Protocol):
+    """Where public keys come from."""
+
+    async def read(self) -> Sequence[Mapping[str, Any]]:
+        """Return the keys as JWKs (RFC 7517)."""
+        ...
+
+
+class Issuer:
+    """An OpenID provider, or whoever else publishes keys."""
+
+    def __init__(self, name: str, jwks: str = "") -> None:
+        self.name = name
+        self._jwks = jwks
+
+    async def read(self) -> Sequence[Mapping[str, Any]]:
+        """Return the public keys; see `KeySource`."""
+        where = self._jwks or endpoint(await self.described(), "jwks_uri")
+        if where.startswith(_HTTP):
+            found = await _get(where)
+        else:
+            found = json.loads(await asyncio.to_thread(Path(where).read_bytes))
+        keys = found.get("keys") if isinstance(found, dict) else None
+        if not isinstance(keys, list):
+            raise ValueError(f"{where} holds no JSON Web Key Set")
+        return [key for key in keys if isinstance(key, dict)]
+
+    async def described(self) -> Mapping[str, Any]:
+        """Return what the provider says of itself (OpenID Connect Discovery)."""
+        found = await _get(self.name.rstrip("/") + DISCOVERY)
+        if not isinstance(found, dict) or found.get("issuer") != self.name:
+            # Who may answer for this address need not be who may speak for this issuer.
+            raise ValueError(f"what {self.name} says of itself is of another issuer")
+        return found
+
+
+def endpoint(described: Mapping[str, Any], name: str) -> str:
+    """Return an address of what a provider says of itself."""
+    value = described.get(name)
+    if not isinstance(value, str) or not value.startswith(_HTTP):
+        raise ValueError(f"the issuer does not say its {name}")
+    return value
+
+
+async def _get(url: str) -> Any:
+    status, found = await request_json("GET", url)
+    if status != 200:
+        raise ValueError(f"{url} answers with status {status}")
+    return found
+
+
+async def request_json(method: str, url: str, **sent: Any) -> tuple[int, Any]:
+    """Return status and body of an answer of the issuer's."""
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        httpx.AsyncClient(timeout=TIMEOUT_S) as client,
+        client.stream(method, url, **sent) as reply,
+    ):
+        body = bytearray()
+        async for part in reply.aiter_bytes():
+            body += part
+            if len(body) > MAX_BYTES:
+                raise ValueError(f"{url} answers with more than {MAX_BYTES} bytes")
+    return reply.status_code, json.loads(body)
+
 
 SHOWN_CHARS = 64
 logger = logging.getLogger(__name__)

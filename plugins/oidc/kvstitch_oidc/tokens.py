@@ -1,4 +1,4 @@
-"""Verifies tokens of an issuer (JWT), and says who sends them.
+"""Verifies tokens of an issuer (JWT), and says by their claims who sends them, and what they may.
 
 Nothing in a token decides how it is verified: its `alg` must be on the settings' list, which holds
 asymmetric ones only, and must be what the named key of the issuer is for. So `none`, and a public
@@ -14,14 +14,124 @@ import jwt
 from jwt import exceptions
 from starlette.requests import Request
 
-from kvstitch_oidc.claims import ClaimReader
-from kvstitch_oidc.identity_settings import IdentitySettings
-from kvstitch_oidc.issuer import Issuer
+from kvstitch_oidc.identity_settings import EVERY_TOKEN, IdentitySettings
 from kvstitch_oidc.resource_metadata import metadata_url
-from kvstitch_oidc.signing_keys import SigningKeys
+from kvstitch_oidc.signing_keys import Issuer, SigningKeys
+from retriever.scope import EVERYTHING, View, is_group
 from service.errors import InvalidToken
-from service.gateway.auth.keys import Sender
-from service.settings.fields import parts
+from service.gateway.auth.keys import SUBJECT, Sender
+from service.gateway.auth.quotas import Limits
+from service.gateway.schemas.fields import composed
+from service.settings.fields import SCOPES, parts
+
+MAX_SUBJECT_CHARS = 255  # OpenID Connect's own limit
+MAX_TENANT_CHARS = 64
+_LEAST = {"documents": 0, "bytes": 0, "requests_per_minute": 1, "tokens_per_minute": 1}
+
+
+class ClaimReader:
+    """Reads claims as the settings say."""
+
+    def __init__(self, settings: IdentitySettings) -> None:
+        self._settings = settings
+        pairs = [part.rpartition("=") for part in parts(settings.oidc_scopes)]
+        self._scopes = [(value, scope) for value, _, scope in pairs] or [
+            (scope, scope) for scope in SCOPES
+        ]
+        quotas = [part.partition("=") for part in parts(settings.oidc_quotas)]
+        self._quotas = {quota: claim for quota, _, claim in quotas}
+
+    def identity(self, claims: Mapping[str, Any]) -> Sender:
+        """Return what the claims say."""
+        return Sender(
+            tenant=self._tenant(claims),
+            key_id=f"{SUBJECT}{self._subject(claims)}",
+            scopes=self._granted(claims),
+            view=self._view(claims),
+            limits=Limits(**{quota: _limit(claims, quota, claim)
+                             for quota, claim in self._quotas.items()}),
+        )  # fmt: skip
+
+    def _subject(self, claims: Mapping[str, Any]) -> str:
+        subject = _text(claims, "sub", MAX_SUBJECT_CHARS)
+        if not subject:
+            raise _missing("sub")
+        return subject
+
+    def _tenant(self, claims: Mapping[str, Any]) -> str:
+        claim = self._settings.oidc_tenant_claim
+        if not claim:
+            return self._settings.oidc_tenant
+        tenant = _text(claims, claim, MAX_TENANT_CHARS)
+        if not tenant:  # "" would be the unnamed tenant, which may be somebody else's
+            raise _missing(claim)
+        return tenant
+
+    def _granted(self, claims: Mapping[str, Any]) -> frozenset[str]:
+        """Return the scopes; without the claim, those that every token has."""
+        given = {*_texts(claims, self._settings.oidc_scopes_claim, split=True)}
+        return frozenset(
+            scope for value, scope in self._scopes if value == EVERY_TOKEN or value in given
+        )
+
+    def _view(self, claims: Mapping[str, Any]) -> View:
+        """Return what may be read; without the claim, documents without readers only."""
+        groups = _texts(claims, self._settings.oidc_groups_claim, split=False)
+        if (all_groups := self._settings.oidc_all_groups) and all_groups in groups:
+            return EVERYTHING
+        # What can be no group's name can be nobody's readers either; `*` among it.
+        return View(frozenset(name for name in map(composed, groups) if is_group(name)))
+
+
+def _find(claims: Mapping[str, Any], claim: str) -> Any:
+    if claim in claims:
+        return claims[claim]
+    found: Any = claims
+    for name in claim.split("."):
+        if not isinstance(found, dict):
+            return None
+        found = found.get(name)
+    return found
+
+
+def _text(claims: Mapping[str, Any], claim: str, most: int) -> str:
+    value = _find(claims, claim)
+    if value is None:
+        raise _missing(claim)
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise _wrong(claim, f"must be a text of up to {most} printable characters")
+    return value
+
+
+def _texts(claims: Mapping[str, Any], claim: str, *, split: bool) -> list[str]:
+    """Return a list of texts, or a text as one: of several between blanks where `split` is set."""
+    value = _find(claims, claim)
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return value.split() if split else [value]
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _wrong(claim, "must be a list of texts")
+    return value
+
+
+def _limit(claims: Mapping[str, Any], quota: str, claim: str) -> int | None:
+    """Return a quota; None without the claim: then the tenant's alone holds."""
+    value = _find(claims, claim)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not _LEAST[quota] <= value < 2**63:
+        raise _wrong(claim, f"must be a whole number of at least {_LEAST[quota]}")
+    return value
+
+
+def _missing(claim: str) -> InvalidToken:
+    return InvalidToken(f"the token lacks the claim {claim!r}", field=claim)
+
+
+def _wrong(claim: str, rule: str) -> InvalidToken:
+    return InvalidToken(f"the token's claim {claim!r} {rule}", field=claim)
+
 
 MAX_TOKEN_CHARS = 16_384
 NEEDED = ("iss", "aud", "exp", "sub")

@@ -18,8 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvstitch_tune.prompts import Prompt, SegmentStore
-from kvstitch_tune.single_prompts import prefill_prompt
+from kvstitch_tune.prompts import Prompt, SegmentStore, prefill_prompt
 from kvstore import EncodedChunk
 from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
 from service.worker.methods.api import (

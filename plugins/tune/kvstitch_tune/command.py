@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
     from kvstitch_tune import questions
-    from kvstitch_tune.environment import describe
     from kvstitch_tune.model_calibration import merge
+    from kvstitch_tune.records import describe
     from kvstitch_tune.report import calibration, evidence
     from kvstitch_tune.run import Plan
     from kvstitch_tune.run import run as tune

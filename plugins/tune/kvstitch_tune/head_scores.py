@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvstitch_tune.single_prompts import kv_pool, prefill_ids
+from kvstitch_tune.prompts import kv_pool, prefill_ids
 from service.errors import PromptTooLong
 from service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
 from service.gateway.prompts.tokenizer import ServingTokenizer

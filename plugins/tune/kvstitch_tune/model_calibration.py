@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kvstitch_methods.samkv.selection import OUTLIER_SIGMAS
 from kvstitch_tune.head_scores import Probe, Prober, calibrate
-from kvstitch_tune.single_prompts import compute_sketch
+from kvstitch_tune.prompts import compute_sketch
 from service.errors import PromptTooLong
 from service.worker.api import DecoderModel
 from service.worker.methods.api import ModelFacts

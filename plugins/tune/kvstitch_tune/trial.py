@@ -21,8 +21,15 @@ from kvstitch_methods.samkv.sketch import Sketch
 from kvstitch_methods.samkv.sparse_method import SparseMethod
 from kvstitch_tune.candidates import FULL_PREFILL, Candidate
 from kvstitch_tune.case import NEXT, Case, forced, greedy
-from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
-from kvstitch_tune.single_prompts import compute_sketch, kv_pool, prefill_prompt, prefill_sparse
+from kvstitch_tune.prompts import (
+    Prompt,
+    SegmentStore,
+    compute_sketch,
+    kv_pool,
+    part_store,
+    prefill_prompt,
+    prefill_sparse,
+)
 from service.worker.api import DecoderModel, SequenceKV, evict
 from service.worker.methods.api import DenseMethod, ModelFacts, PrefillResult
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstitch_ray.bulk.corpus import BulkCorpus
-from kvstitch_ray.bulk.range_queue import RangeQueue
 from kvstitch_ray.bulk.range_table import RangeTable
-from kvstitch_ray.bulk.ranges import DocumentReader
+from kvstitch_ray.bulk.ranges import DocumentReader, RangeQueue
 from kvstitch_ray.bulk.records import Counts, Range, Run
 from kvstitch_ray.bulk.sources import source
 from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused

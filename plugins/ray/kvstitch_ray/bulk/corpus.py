@@ -1,4 +1,7 @@
-"""The gateway's ingest as a library: databases, worker process and prompts of one actor."""
+"""The gateway's ingest as a library: databases, worker process and prompts of one actor.
+
+Its retriever only stores: gateways search its catalog, and follow what it did.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvstitch_ray.bulk.range_queue import RangeQueue
-from kvstitch_ray.bulk.storing import storing_retriever
+from kvstitch_ray.bulk.ranges import RangeQueue
+from retriever import ChunkSettings, Embedder, Retriever, Scope, VectorIndex
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
+from retriever.documents import CatalogState, IngestResult
+from retriever.embedders import Vectors, space_of
+from retriever.index.vector_search import VectorSearch
+from retriever.index_mirror import IndexMirror
+from retriever.sql.database import Database
 from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
 from service.gateway.documents.chunk_kv import ChunkKVs
@@ -36,6 +45,51 @@ from service.plugins import hooks
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.worker_settings import WorkerSettings
+
+
+def storing_retriever(
+    database: Database,
+    embedder: Embedder,
+    chunking: ChunkSettings,
+    *,
+    index: VectorSearch | None = None,
+) -> Retriever:
+    """Return a retriever for a catalog that others search; an `index` in its database gets the
+    vectors of what is stored."""
+    catalog, held = Catalog(database), VectorIndex() if index is None else index
+    mirror = _OwnChanges(catalog, held, embedder, None)
+    mirror.index_in_database = index
+    return Retriever(catalog, held, embedder, chunking, mirror=mirror)
+
+
+class _OwnChanges(IndexMirror):
+    """Follows nobody, and holds nothing that others could search."""
+
+    index_in_database: VectorSearch | None = None
+
+    def start(self) -> str | None:
+        if self.index_in_database is not None:
+            self.index_in_database.reset(space_of(self._embedder).dim)
+        return None
+
+    @property
+    def current(self) -> bool:
+        return True
+
+    def catch_up(self) -> None:
+        pass
+
+    def apply(self, done: IngestResult, vectors: Vectors, scope: Scope) -> None:
+        if self.index_in_database is not None and done.status != "unchanged":
+            ids = [chunk.chunk_id for chunk in done.chunks]
+            self.index_in_database.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
+
+    def record(self, state: CatalogState) -> None:
+        pass
+
+    def save(self) -> None:
+        pass
+
 
 CONNECTIONS = 4  # of each of two pools
 READY_S = 600.0  # large models load for minutes

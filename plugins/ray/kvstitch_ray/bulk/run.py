@@ -4,28 +4,132 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from kvstitch_ray.bulk.corpus import check
-from kvstitch_ray.bulk.driver import drive, require_ray
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Order, Progress, Run
 from kvstitch_ray.bulk.sources import normal, source
-from service.errors import DatabaseUnavailable, InvalidSetting
+from service.errors import DatabaseUnavailable, InvalidSetting, ModelRefused
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models import prepare_model
 from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.model_fingerprint import fingerprint
+
+logger = logging.getLogger(__name__)
+POLL_S = 0.5  # while others work on what is left
+MAX_BLOCKS = 10_000  # Ray's tasks; each has some numbers
+OBJECT_STORE_BYTES = 100 << 20  # of a Ray that is started here: it holds numbers and counts
+NO_RAY = "bulk needs Ray: pip install 'kvstitch[ray]'"
+
+
+def require_ray() -> Any:
+    """Return the package."""
+    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.data  # noqa: F401
+    except ImportError as error:
+        raise InvalidSetting(NO_RAY) from error
+    return ray
+
+
+def drive(
+    settings: Settings, run: Run, table: RangeTable, order: Order
+) -> Iterator[dict[str, Any]]:
+    """Have all ranges of a run done, here or by another driver."""
+    ray = require_ray()
+    started = not ray.is_initialized()
+    if started:
+        _connect(ray, order)
+    try:
+        # Ray prints to standard output when a node is lost, whatever its logging settings say.
+        with redirect_stdout(sys.stderr):
+            while True:
+                numbers = table.free(run.run_id)
+                if numbers:
+                    yield from _pass(ray, settings, run, numbers, order)
+                elif table.progress(run).ended:
+                    return
+                else:
+                    time.sleep(POLL_S)  # others work on the rest, or have fallen silent
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _connect(ray: Any, order: Order) -> None:
+    environment = {name: value for name in ("PYTHONPATH",) if (value := os.environ.get(name))}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": environment} if environment else None,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
+    if order.ray_address or os.environ.get("RAY_ADDRESS"):
+        options["address"] = order.ray_address or None
+    else:
+        # Ray would take the cores of the machine for the number of actors that may be.
+        cores = max(os.cpu_count() or 1, int(order.workers * order.cpus) + 1)
+        options |= {
+            "address": "local",
+            "num_cpus": cores,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    try:
+        ray.init(**options)
+    except Exception as error:
+        raise InvalidSetting(f"Ray cannot be used: {error}") from error
+
+
+def _pass(
+    ray: Any, settings: Settings, run: Run, numbers: list[int], order: Order
+) -> Iterator[dict[str, Any]]:
+    """Give the ranges that are free now to Ray Data, and yield what comes back."""
+    from kvstitch_ray.bulk.actor import RangeActor
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    rows = [{"number": number} for number in numbers]
+    results = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS)).map_batches(
+        RangeActor,
+        fn_constructor_args=(settings.model_dump(mode="json"), run),
+        fn_constructor_kwargs={
+            "input_endpoint": order.input_endpoint,
+            "input_region": order.input_region,
+        },
+        batch_size=1,
+        concurrency=min(order.workers, len(numbers)),
+        num_gpus=order.gpus or None,
+        num_cpus=order.cpus,
+    )
+    try:
+        for row in results.iter_rows():
+            if row["outcome"] == "refused":
+                raise ModelRefused(row["reason"])
+            yield row
+    except ray.exceptions.RayError as error:
+        # Actors died more often than Ray starts them again: others may take what is left.
+        logger.warning("Ray gave up a pass: %s", error)
+        time.sleep(POLL_S)
+
 
 SHOWN_EVERY_S = 5.0
 

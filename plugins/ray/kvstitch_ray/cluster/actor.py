@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from kvstitch_ray.cluster.actor_state import ActorState, Phase, name_of
-from kvstitch_ray.cluster.plan import WorkerPlan
+from kvstitch_ray.cluster.records import ActorState, Phase, WorkerPlan, name_of
 from service import __version__
 from service.cli.serve import PreparedWorker
 from service.errors import InvalidSetting, KvstitchError

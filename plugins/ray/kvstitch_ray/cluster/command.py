@@ -21,8 +21,8 @@ from service.cli.options import (
 from service.cli.output import console, emit, plain, table
 
 if TYPE_CHECKING:
-    from kvstitch_ray.cluster.actor_state import ActorState
     from kvstitch_ray.cluster.ray_cluster import RayCluster
+    from kvstitch_ray.cluster.records import ActorState
     from kvstitch_ray.cluster.scaling import Scaling
 
 
@@ -180,8 +180,8 @@ def down(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
-    from kvstitch_ray.cluster.plan import WorkerPlan
     from kvstitch_ray.cluster.ray_cluster import connect
+    from kvstitch_ray.cluster.records import WorkerPlan
     from kvstitch_ray.cluster.scaling import Scaling
 
     settings = settings_of(args, without={"workers"})

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvstitch_ray.cluster.actor import WorkerActor
-from kvstitch_ray.cluster.actor_state import NAMESPACE, ActorState, name_of, workers_among
-from kvstitch_ray.cluster.plan import WorkerPlan
+from kvstitch_ray.cluster.records import NAMESPACE, ActorState, WorkerPlan, name_of, workers_among
 from service.errors import InvalidSetting, KvstitchError
 
 MISSING = "Ray is not installed: pip install 'kvstitch[ray]'"

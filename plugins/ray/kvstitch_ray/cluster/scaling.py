@@ -6,8 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvstitch_ray.cluster.actor_state import COUNTED, ActorState, Phase, lowest_free, number_of
-from kvstitch_ray.cluster.plan import WorkerPlan
+from kvstitch_ray.cluster.records import (
+    COUNTED,
+    ActorState,
+    Phase,
+    WorkerPlan,
+    lowest_free,
+    number_of,
+)
 from service.errors import KvstitchError
 
 if TYPE_CHECKING:

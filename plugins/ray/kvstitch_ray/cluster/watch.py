@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from kvstitch_ray.cluster.actor_state import REACHABLE, ActorState
 from kvstitch_ray.cluster.ray_cluster import RayCluster, connect
+from kvstitch_ray.cluster.records import REACHABLE, ActorState
 from service.errors import KvstitchError
 
 LIST_EVERY_S = 1.0

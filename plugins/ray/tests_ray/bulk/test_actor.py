@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
 from kvstitch_ray.bulk.actor import RangeActor
+from kvstitch_ray.bulk.corpus import storing_retriever
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Run
 from kvstitch_ray.bulk.sources import source
-from kvstitch_ray.bulk.storing import storing_retriever
 from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.tables import catalog_database
 from service.settings import Settings

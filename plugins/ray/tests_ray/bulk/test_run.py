@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstitch_ray.bulk.driver import require_ray
 from kvstitch_ray.bulk.dry_run import estimate, spec_of
 from kvstitch_ray.bulk.records import Order
-from kvstitch_ray.bulk.run import run_of
+from kvstitch_ray.bulk.run import require_ray, run_of
 from kvstitch_ray.bulk.sources import LocalSource
 from kvstore import chunk_file_bytes, encode_chunk
 from service.errors import InvalidSetting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstitch_ray.bulk.storing import storing_retriever
+from kvstitch_ray.bulk.corpus import storing_retriever
 from retriever import ChunkSettings, Document, Retriever, VectorIndex
 from retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from kvstitch_ray.cluster.actor import ClusterWorker, free_address
-from kvstitch_ray.cluster.actor_state import ActorState
+from kvstitch_ray.cluster.records import ActorState
 from service.cli.serve import PreparedWorker
 from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from kvstitch_ray.cluster.actor_state import (
-    ActorState,
-    Phase,
-    lowest_free,
-    number_of,
-    workers_among,
-)
 from kvstitch_ray.cluster.ray_cluster import Machine, why_no_place
+from kvstitch_ray.cluster.records import ActorState, Phase, lowest_free, number_of, workers_among
 from kvstitch_ray.cluster.watch import WorkerAddresses
 
 

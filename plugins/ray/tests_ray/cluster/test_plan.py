@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstitch_ray.cluster.plan import WorkerPlan
+from kvstitch_ray.cluster.records import WorkerPlan
 from service.errors import InvalidSetting
 from service.settings import demo_model, load
 

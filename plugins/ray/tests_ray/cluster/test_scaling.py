@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kvstitch_ray.cluster.actor_state import ActorState, Phase, name_of, workers_among
-from kvstitch_ray.cluster.plan import WorkerPlan
+from kvstitch_ray.cluster.records import ActorState, Phase, WorkerPlan, name_of, workers_among
 from kvstitch_ray.cluster.scaling import NotReady, Scaling
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvstitch_tune.single_prompts import kv_pool, prefill_ids
+from kvstitch_tune.prompts import kv_pool, prefill_ids
 from service.errors import ModelRefused
 from service.settings import Settings
 from service.shared.model_fingerprint import QUANTISED, fingerprint
