@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from service.plugins import hookimpl
 
-FUSION = ("agentkvshift", "fusionrag", "infoflow", "prophetkv", "relaxkv", "samkv")
-EVICTION = ("gemfilter", "kvec")
-
 
 @hookimpl
 def fusion_methods() -> dict[str, str]:
-    return {name: f"kvstitch_methods.fusion.{name}:Method" for name in FUSION}
+    return {
+        "agentkvshift": "kvstitch_methods.agentkvshift:AgentKVShift",
+        "fusionrag": "kvstitch_methods.question_ranked:FusionRAG",
+        "infoflow": "kvstitch_methods.question_ranked:InfoFlow",
+        "prophetkv": "kvstitch_methods.question_ranked:ProphetKV",
+        "relaxkv": "kvstitch_methods.question_ranked:RelaxKV",
+        "samkv": "kvstitch_methods.samkv.sparse_method:SamKV",
+    }
 
 
 @hookimpl
 def eviction_methods() -> dict[str, str]:
-    return {name: f"kvstitch_methods.eviction.{name}:Method" for name in EVICTION}
+    return {
+        "gemfilter": "kvstitch_methods.eviction:GemFilter",
+        "kvec": "kvstitch_methods.eviction:KVec",
+    }

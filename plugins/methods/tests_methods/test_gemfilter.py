@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvstitch_methods.eviction.gemfilter import Method as GemFilter
+from kvstitch_methods.eviction import GemFilter
 from service.errors import InvalidRequest
 from service.messages.requests import Method as Named
 from service.worker.methods.registry import make_eviction, make_fusion

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstitch_methods.eviction.kvec import Method as KVec
+from kvstitch_methods.eviction import KVec
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from service.worker.model.model_facts import ModelFacts

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvstitch_methods.fusion.agentkvshift import Method as AgentKVShift
-from kvstitch_methods.fusion.fusionrag import Method as FusionRAG
-from kvstitch_methods.fusion.infoflow import Method as InfoFlow
-from kvstitch_methods.fusion.prophetkv import Method as ProphetKV
-from kvstitch_methods.fusion.question_ranked import last_layers
-from kvstitch_methods.fusion.relaxkv import Method as RelaxKV
+from kvstitch_methods.agentkvshift import AgentKVShift
+from kvstitch_methods.question_ranked import FusionRAG, InfoFlow, ProphetKV, RelaxKV, last_layers
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.layer_view import LayerView

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstitch_methods.fusion.samkv import Method as SamKV
 from kvstitch_methods.samkv.sketch import BlockGrid
+from kvstitch_methods.samkv.sparse_method import SamKV
 from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
 from tests_methods.samkv.parity import (
     ANSWER,

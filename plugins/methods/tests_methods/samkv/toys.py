@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvstitch_methods.fusion.samkv import Method as SamKV
 from kvstitch_methods.samkv.selection import Selection, SketchedDocument, SketchedPrompt, SparsePlan
 from kvstitch_methods.samkv.sketch import BlockGrid, Sketch, SketchBuilder
 from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
+from kvstitch_methods.samkv.sparse_method import SamKV
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstitch_methods.fusion.prophetkv import Method as ProphetKV
+from kvstitch_methods.question_ranked import ProphetKV
 from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
 from service.worker.loading.cost_model import (

@@ -32,7 +32,7 @@ CHECK_LAYER = 1
 
 
 @dataclass(frozen=True)
-class Method(DenseMethod):
+class AgentKVShift(DenseMethod):
     """Recompute the document tokens whose stored KV differs most from the true one at layer 1, and
     shift all others by the mean difference that these show at every later layer."""
 

@@ -1,1 +1,0 @@
-"""Eviction methods."""
