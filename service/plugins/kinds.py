@@ -44,6 +44,8 @@ class FileFormat:
         binary: May be as large as PDF files; else as texts.
         text: Bytes in a charset, which whoever sends a file may name; the parser gets UTF-8 then.
         in_folders: Whether files of a folder that is ingested are taken.
+        part: Of zip archives, whose kind is "office": the file inside by which this one is known,
+            whatever its name says, or "file=how that begins".
     """
 
     kind: str
@@ -54,6 +56,7 @@ class FileFormat:
     binary: bool = False
     text: bool = False
     in_folders: bool = True
+    part: str = ""
 
 
 @dataclass(frozen=True)

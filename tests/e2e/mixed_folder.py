@@ -14,12 +14,12 @@ from service.plugins import hooks
 from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
-    make_epub,
     make_pptx,
     make_xlsx,
     make_zip,
 )
 from tests.service.gateway.documents.pdfs import make_pdf
+from tests_formats.made_files import make_epub
 
 FILES = 1000
 INGESTED = "ingested"

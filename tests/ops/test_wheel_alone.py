@@ -16,6 +16,7 @@ import pytest
 
 from tests.ops import tools
 from tests.ops.test_package import SERVED
+from tests.service.gateway.documents.office_files import make_zip
 from tests.service.gateway.documents.parsing.test_requirements import FILES, expected_text
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
@@ -96,3 +97,9 @@ def test_it_reads_a_file_of_each_kind(kind: str, programs: Path, tmp_path: Path)
 def test_a_picture_is_refused_with_what_to_install(programs: Path, tmp_path: Path) -> None:
     read = run([programs / "python", "-c", READ, "png"], tmp_path, b"\x89PNG\r\n\x1a\n")
     assert "kvstitch-ocr" in json.loads(read)["error"]
+
+
+def test_an_unknown_archive_is_refused_with_what_to_install(programs: Path, tmp_path: Path) -> None:
+    content = make_zip({"mimetype": "application/vnd.oasis.opendocument.text"})
+    read = run([programs / "python", "-c", READ, "odt"], tmp_path, content)
+    assert "kvstitch-formats" in json.loads(read)["error"]

@@ -11,7 +11,6 @@ from service.plugins import FileFormat, hooks
 PDF_START = b"%PDF-"
 _ZIP_START = b"PK\x03\x04"
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 
 
@@ -36,8 +35,6 @@ _ROOM = "service.gateway.documents.parsing"
 _OWN = (
     _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
     _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),
-    _text("rst", "text/x-rst", (".rst",), "markup.text_files:parse_rst"),
-    _text("adoc", "text/asciidoc", (".adoc", ".asciidoc"), "markup.text_files:parse_asciidoc"),
     _text("html", "text/html", (".html", ".htm"), "markup.html:parse"),
     _text("html", "application/xhtml+xml", (".xhtml",), "markup.html:parse"),
     _text("csv", "text/csv", (".csv",), "tables.csv_files:parse"),
@@ -48,10 +45,6 @@ _OWN = (
     _office(_OFFICE + "wordprocessingml.document", ".docx"),
     _office(_OFFICE + "presentationml.presentation", ".pptx"),
     _office(_OFFICE + "spreadsheetml.sheet", ".xlsx"),
-    _office(_OPEN_DOCUMENT + "text", ".odt"),
-    _office(_OPEN_DOCUMENT + "spreadsheet", ".ods"),
-    _office(_OPEN_DOCUMENT + "presentation", ".odp"),
-    _office("application/epub+zip", ".epub"),
     _picture("image/png", (".png",), b"\x89PNG\r\n\x1a\n"),
     _picture("image/jpeg", (".jpg", ".jpeg"), b"\xff\xd8\xff"),
     _picture("image/tiff", (".tif", ".tiff"), b"II*\0", b"MM\0*"),
@@ -83,6 +76,11 @@ def suffixes_in_folders() -> tuple[str, ...]:
 def format_of(kind: str) -> FileFormat | None:
     """Return a format of this kind, for what all of them have in common."""
     return next((made for made in formats() if made.kind == kind), None)
+
+
+def parsers_by_part() -> dict[str, str]:
+    """Return what parses the archives that plugins add, by what is in them."""
+    return {made.part: made.parser for made in formats() if made.part}
 
 
 def is_binary(kind: str) -> bool:

@@ -28,6 +28,7 @@ class Bounds:
     chars: int
     ocr_pages: int = 0  # that are read by `picture_reader`
     picture_reader: str = ""  # "module:class", see pdf/words.py
+    archives: Mapping[str, str] = field(default_factory=dict)  # parsers by FileFormat.part
 
     def check_pages(self, count: int, what: str) -> None:
         """Raise InvalidRequest if so many pages, or `what` they are called, are too many."""

@@ -21,7 +21,7 @@ from retriever import Mark
 from retriever.ingest import EmbeddedDocument
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.parsing.file_kinds import NOT_READ, format_of
+from service.gateway.documents.parsing.file_kinds import NOT_READ, format_of, parsers_by_part
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
@@ -95,7 +95,8 @@ async def parse_file(
     if (found := format_of(kind)) is None:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     reader = "" if limits.pictures is None else limits.pictures.reader
-    what = [kind, found.parser, charset if found.text else "", reader]
+    archives = json.dumps(parsers_by_part())
+    what = [kind, found.parser, charset if found.text else "", reader, archives]
     answer = await _run(content, limits, what)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))

@@ -1,7 +1,7 @@
 """Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
     python -m service.gateway.documents.parsing.parser_process \\
-        KIND PARSER CHARSET PICTURE_READER MAX_PAGES MAX_CHARS OCR_PAGES \\
+        KIND PARSER CHARSET PICTURE_READER ARCHIVES MAX_PAGES MAX_CHARS OCR_PAGES \\
         CPU_S MOST_CPU_S MEMORY_BYTES MOST_MEMORY_BYTES
 
 The kernel enforces the limits: a file that takes too much ends this process and nothing else.
@@ -29,7 +29,7 @@ from service.shared.resources import behind_answers
 
 def main() -> None:
     behind_answers()
-    kind, parser, charset, picture_reader, *limits = sys.argv[1:]
+    kind, parser, charset, picture_reader, archives, *limits = sys.argv[1:]
     pages, chars, ocr_pages, cpu_s, most_cpu_s, memory, most_memory = map(int, limits)
     resource.setrlimit(resource.RLIMIT_AS, (memory, most_memory))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, most_cpu_s + 1))
@@ -41,7 +41,7 @@ def main() -> None:
         sys.modules["numpy"] = None  # type: ignore[assignment]
     answer: dict[str, Any]
     try:
-        bounds = Bounds(pages, chars, ocr_pages, picture_reader)
+        bounds = Bounds(pages, chars, ocr_pages, picture_reader, json.loads(archives))
         answer = _parse(parser, sys.stdin.buffer.read(), bounds, charset)
     except InvalidRequest as error:
         answer = {"error": error.message}

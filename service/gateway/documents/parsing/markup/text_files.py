@@ -1,10 +1,7 @@
-"""Plain text, Markdown, reStructuredText and AsciiDoc: the text is kept as it is, because models
-read it well. Only tables of Markdown and reStructuredText are rewritten, so that every row names
-its columns.
+"""Plain text and Markdown: the text is kept as it is, because models read it well. Only tables are
+rewritten, so that every row names its columns.
 
-Headings are found by CommonMark's rules, so a `#` in a code block is none, by docutils, which
-includes no other file and runs nothing, and for AsciiDoc, which no library of Python's reads, by
-its lines.
+Headings are found by CommonMark's rules, so a `#` in a code block is none.
 """
 
 from __future__ import annotations
@@ -15,10 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
-from service.gateway.documents.parsing.markup import rst_tables
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
-    Mark,
     ParsedFile,
     TextBuilder,
     heading,
@@ -93,7 +88,7 @@ _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%
 _XML_CHARSET = re.compile(rb"""<\?xml\b[^>]{0,99}?\bencoding\s*=\s*["']([\w.:-]{1,40})["']""", re.A)
 
 
-def _without_picture_data(decoded: Decoded) -> Decoded:
+def without_picture_data(decoded: Decoded) -> Decoded:
     """Leave out the bytes of pictures that stand in a text: they would be chunks of noise."""
     text, count = _PICTURE_DATA.subn(lambda m: m[0].partition(",")[0] + ",…", decoded.text)
     if not count:
@@ -106,7 +101,7 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark").enable("table")
-    decoded = _without_picture_data(decode(content))
+    decoded = without_picture_data(decode(content))
     text = with_named_rows(decoded.text, parser.parse(decoded.text), bounds)
     starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     found = [
@@ -120,103 +115,8 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     )
 
 
-_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1*\s*")
-_LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
-_SETTINGS = {
-    "_disable_config": True,
-    "doctitle_xform": False,
-    "file_insertion_enabled": False,
-    "halt_level": 5,
-    "line_length_limit": 1_000_000,
-    "raw_enabled": False,
-    "report_level": 5,
-    "syntax_highlight": "none",
-}
-
-
-def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text; its title is its first heading."""
-    # Only here: each of the two libraries takes a part of a second to load.
-    from docutils import nodes
-    from docutils.core import publish_doctree
-
-    decoded = _without_picture_data(decode(content))
-
-    def read(text: str) -> nodes.document:
-        return publish_doctree(text, settings_overrides=_SETTINGS)
-
-    text = rst_tables.with_named_rows(decoded.text, read, bounds)
-    tree = read(text)
-    titles = [
-        title.rawsource.strip() or title.astext()
-        for title in tree.findall(nodes.title)
-        if isinstance(title.parent, nodes.section)
-    ]
-    marks = _find(text, titles)
-    return ParsedFile(text, marks[0][2] if marks else "", marks, decoded.warnings)
-
-
-def _find(text: str, titles: list[str]) -> list[Mark]:
-    """Return the places of titles, which come in this order, each above a line of punctuation."""
-    lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
-    marks: list[Mark] = []
-    for line, below in pairwise(lines):
-        if len(marks) == len(titles):
-            break
-        title = titles[len(marks)]
-        if line[0].strip() == title and _ADORNMENT.fullmatch(below[0]):
-            marks.append(heading(line.start(), title))
-    return marks
-
-
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a plain text: only its charset is to be found. XML, which is text, too, may name it."""
     named = _XML_CHARSET.match(content)
-    decoded = _without_picture_data(decode(content, named[1].decode() if named else ""))
+    decoded = without_picture_data(decode(content, named[1].decode() if named else ""))
     return ParsedFile(decoded.text, warnings=decoded.warnings)
-
-
-# Lines that open a block, and close it where they come again: no line within is a heading.
-_FENCE = re.compile(r"-{4,}|\.{4,}|={4,}|\*{4,}|_{4,}|\+{4,}|/{4,}|```.*|[|,:!]={3,}")
-_ADOC_HEADING = re.compile(r"={1,6} +(\S.*)")
-_ADOC_UNDERLINE = re.compile(r"([=~^+-])\1+")
-_NO_TITLE = re.compile(r"[\[.|:*/]|//|include::")
-
-
-def parse_asciidoc(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text; its title is its first heading of level 0. Comments and includes stay as
-    they are."""
-    decoded = decode(content)
-    text = decoded.text
-    lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
-    marks: list[Mark] = []
-    title = fence = before = ""
-    underline = False
-    for at, match in enumerate(lines):
-        line = match[0].strip()
-        below = lines[at + 1][0].strip() if at + 1 < len(lines) else ""
-        if fence:
-            fence = "" if line == fence else fence
-        elif underline:
-            underline = False
-        elif found := _ADOC_HEADING.fullmatch(line):
-            marks.append(heading(match.start(), found[1]))
-            title = title or (found[1] if line.startswith("= ") else "")
-        elif not before and _is_adoc_title(line, below):
-            marks.append(heading(match.start(), line))
-            title = title or (line if below.startswith("=") else "")
-            underline = True
-        elif _FENCE.fullmatch(line):
-            fence = "```" if line.startswith("```") else line
-        before = line
-    return ParsedFile(text, title, marks, decoded.warnings)
-
-
-def _is_adoc_title(line: str, below: str) -> bool:
-    """Return whether a line is the old form of a heading: underlined, in about its length."""
-    return (
-        _ADOC_UNDERLINE.fullmatch(below) is not None
-        and abs(len(line) - len(below)) <= 2
-        and any(map(str.isalnum, line))
-        and not _NO_TITLE.match(line)
-    )

@@ -1,1 +1,1 @@
-"""DOCX, PPTX, XLSX and EPUB, which are archives of XML."""
+"""DOCX, PPTX and XLSX, which are archives of XML."""

@@ -1,8 +1,9 @@
-"""DOCX, PPTX, XLSX, OpenDocument and EPUB: all are zip archives of XML, and read as what they
-are, whatever the file's name says. Bombs are refused before they unpack."""
+"""DOCX, PPTX and XLSX: all are zip archives of XML, and read as what they are, whatever the file's
+name says. Bombs are refused before they unpack."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from io import BytesIO
 from zipfile import BadZipFile, ZipFile
@@ -60,36 +61,37 @@ def check_no_entities(archive: ZipFile) -> None:
 
 
 # A file that only such a format has.
-_KINDS = {
-    "word/document.xml": "docx",
-    "ppt/presentation.xml": "pptx",
-    "xl/workbook.xml": "xlsx",
-    "META-INF/container.xml": "epub",
+_PARSERS = {
+    "word/document.xml": "service.gateway.documents.parsing.office.docx:parse",
+    "ppt/presentation.xml": "service.gateway.documents.parsing.office.pptx:parse",
+    "xl/workbook.xml": "service.gateway.documents.parsing.office.xlsx:parse",
 }
-
-_OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a file of any of these formats."""
+    """Parse a file of any of these formats, or of those that plugins add."""
     with open_zip(content) as archive:
-        kind = kind_of(archive)
-        if kind is None:
-            raise InvalidRequest(
-                "it is an archive, but no .docx, .pptx, .xlsx, .odt, .ods, .odp or .epub: unpack it"
-            )
-        if kind not in ("epub", "open_document"):
+        if parser := _parser_of(archive, _PARSERS):
             check_no_entities(archive)
             content = usual_package(content, archive)
+        elif not (parser := _parser_of(archive, bounds.archives)):
+            raise InvalidRequest(
+                "it is an archive, but no .docx, .pptx or .xlsx (OpenDocument and EPUB are read by "
+                "the plugin kvstitch-formats): unpack it"
+            )
     # Each of these libraries takes a part of a second to load.
-    module = import_module(f"service.gateway.documents.parsing.office.{kind}")
-    parsed: ParsedFile = module.parse(content, bounds)
+    module, _, function = parser.partition(":")
+    parsed: ParsedFile = getattr(import_module(module), function)(content, bounds)
     return parsed
 
 
-def kind_of(archive: ZipFile) -> str | None:
-    """Return the format by what is in the archive, not by its name; None if it is unknown."""
-    names = {name.replace("\\", "/").lower() for name in archive.namelist()}
-    if "mimetype" in names and archive.open("mimetype").read(64).startswith(_OPEN_DOCUMENT):
-        return "open_document"
-    return next((kind for name, kind in _KINDS.items() if name.lower() in names), None)
+def _parser_of(archive: ZipFile, parsers: Mapping[str, str]) -> str | None:
+    """Return the parser by what is in the archive, not by its name; None if it is unknown."""
+    names = {name.replace("\\", "/").lower(): name for name in archive.namelist()}
+    for part, parser in parsers.items():
+        name, _, start = part.partition("=")
+        if found := names.get(name.lower()):
+            with archive.open(found) as file:
+                if file.read(len(start)) == start.encode():
+                    return parser
+    return None

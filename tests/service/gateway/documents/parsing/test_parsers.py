@@ -161,7 +161,7 @@ def test_reading_a_file_gives_way_to_answers() -> None:
     module = "service.gateway.documents.parsing.parser_process"
     limits = map(str, FileLimits(9, 999, cpu_s=60, memory_bytes=1 << 30).arguments)
     parser = "service.gateway.documents.parsing.markup.text_files:parse_text"
-    command = [sys.executable, "-m", module, "text", parser, "", "", *limits]
+    command = [sys.executable, "-m", module, "text", parser, "", "", "{}", *limits]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         give_up_at = time.monotonic() + 120.0
         while os.getpriority(os.PRIO_PROCESS, process.pid) != NICE:  # until it waits for its file

@@ -25,8 +25,6 @@ from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256
 from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
-    make_epub,
-    make_open_document,
     make_pptx,
     make_xlsx,
 )
@@ -36,8 +34,6 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 TEXT = "heron"
 FILES = {
     "md": b"# A heron",
-    "rst": b"A heron\n=======\n",
-    "adoc": b"= A heron\n",
     "text": ("Die Größe der Küche beträgt fünf Schritte, und der heron steht am Fluß. " * 4).encode(
         "cp1252"
     ),
@@ -47,8 +43,6 @@ FILES = {
     "docx": make_docx("heron"),
     "pptx": make_pptx("heron"),
     "xlsx": make_xlsx({"S": [["Bird"], ["heron"]]}),
-    "odt": make_open_document("text", "<text:p>heron</text:p>"),
-    "epub": make_epub("Book", ["<p>heron</p>"]),
     "pdf": make_pdf(["heron"]),
     "pdf, AES-128": AES_128,
     "pdf, AES-256": AES_256,

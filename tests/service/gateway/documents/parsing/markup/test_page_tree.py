@@ -1,16 +1,11 @@
-"""What a reader sees of a page or chapter: hidden parts, formulas, readings, XHTML."""
+"""What a reader sees of a page: hidden parts, formulas, readings, XHTML."""
 
 from __future__ import annotations
-
-import zipfile
-from io import BytesIO
 
 import pytest
 
 from service.gateway.documents.parsing.markup import html
-from service.gateway.documents.parsing.office import epub
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from tests.service.gateway.documents.office_files import changed_zip, make_epub
 
 BOUNDS = Bounds(50, 100_000)
 
@@ -113,12 +108,9 @@ def test_formulas_that_pages_hide_behind_a_picture_or_say_twice() -> None:
     ids=["each", "bases first", "container", "two above each other"],
 )
 def test_readings_do_not_divide_words(ruby: str, readings: int) -> None:
-    for found in (
-        read(f"<p>{ruby}都</p>"),
-        epub.parse(make_epub("Book", [f"<p>{ruby}都</p>"]), BOUNDS),
-    ):
-        assert found.text == "東京都"
-        assert [(w.code, w.count) for w in found.warnings] == [("readings_left_out", readings)]
+    found = read(f"<p>{ruby}都</p>")
+    assert found.text == "東京都"
+    assert [(w.code, w.count) for w in found.warnings] == [("readings_left_out", readings)]
 
 
 @pytest.mark.parametrize(
@@ -136,31 +128,3 @@ def test_readings_do_not_divide_words(ruby: str, readings: int) -> None:
 )  # fmt: skip
 def test_declarations_of_documents(page: str, text: str) -> None:
     assert read(page).text == text
-
-
-EMPTY = ["<title/>", "<script src='x.js'/>", "<style/>", "<textarea/>", "<a id='n1'/>", "<iframe/>",
-         "<noscript/>"]  # fmt: skip
-
-
-@pytest.mark.parametrize("element", EMPTY)
-@pytest.mark.parametrize("whole", [True, False], ids=["XML", "damaged XML"])
-def test_empty_elements_of_chapters_swallow_nothing(element: str, whole: bool) -> None:
-    body = f"{element}<h1>One</h1>{element}<p>The heron.</p>" + ("" if whole else "<br>")
-    found = epub.parse(make_epub("Book", [body]), BOUNDS)
-    assert found.text == "# One\nThe heron."
-
-
-def test_a_book_with_notes_apart_pictures_and_a_missing_chapter() -> None:
-    book = make_epub("Book", ["<h1>One</h1>", "<p>A note.</p><img src='a.png'/>", "<h1>Two</h1>"])
-    opf = next(iter(_parts(book, ".opf").values()))
-    first, second = opf.split("<itemref", 2)[:2], opf.split("<itemref", 2)[2]
-    changed = "<itemref".join([*first, " linear='no'" + second])
-    changed = changed.replace("chapter%203", "chapter%209")
-    found = epub.parse(changed_zip(book, {"OEBPS/book.opf": changed}), BOUNDS)
-    assert found.text == "# One\n\nA note."
-    assert {w.code: w.count for w in found.warnings} == {"pictures": 1, "missing_chapters": 1}
-
-
-def _parts(content: bytes, end: str) -> dict[str, str]:
-    with zipfile.ZipFile(BytesIO(content)) as archive:
-        return {n: archive.read(n).decode() for n in archive.namelist() if n.endswith(end)}

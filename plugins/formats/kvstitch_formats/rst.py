@@ -1,4 +1,5 @@
-"""Tables of reStructuredText, rewritten by the table model; everything else stays as it is."""
+"""reStructuredText: the text is kept as it is; only tables are rewritten, so that every row names
+its columns. Headings are found by docutils, which includes no other file and runs nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +8,66 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder, one_line
+from service.gateway.documents.parsing.charsets import decode
+from service.gateway.documents.parsing.markup.text_files import without_picture_data
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    Mark,
+    ParsedFile,
+    TextBuilder,
+    heading,
+    one_line,
+)
 from service.gateway.documents.parsing.tables.grid import Cell
 from service.gateway.documents.parsing.tables.rows import add_rows
+
+_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1*\s*")
+_LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+_SETTINGS = {
+    "_disable_config": True,
+    "doctitle_xform": False,
+    "file_insertion_enabled": False,
+    "halt_level": 5,
+    "line_length_limit": 1_000_000,
+    "raw_enabled": False,
+    "report_level": 5,
+    "syntax_highlight": "none",
+}
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a text; its title is its first heading."""
+    from docutils import nodes
+    from docutils.core import publish_doctree
+
+    decoded = without_picture_data(decode(content))
+
+    def read(text: str) -> nodes.document:
+        return publish_doctree(text, settings_overrides=_SETTINGS)
+
+    text = _with_named_rows(decoded.text, read, bounds)
+    tree = read(text)
+    titles = [
+        title.rawsource.strip() or title.astext()
+        for title in tree.findall(nodes.title)
+        if isinstance(title.parent, nodes.section)
+    ]
+    marks = _find(text, titles)
+    return ParsedFile(text, marks[0][2] if marks else "", marks, decoded.warnings)
+
+
+def _find(text: str, titles: list[str]) -> list[Mark]:
+    """Return the places of titles, which come in this order, each above a line of punctuation."""
+    lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
+    marks: list[Mark] = []
+    for line, below in pairwise(lines):
+        if len(marks) == len(titles):
+            break
+        title = titles[len(marks)]
+        if line[0].strip() == title and _ADORNMENT.fullmatch(below[0]):
+            marks.append(heading(line.start(), title))
+    return marks
+
 
 _GRID = re.compile(r"\+[-=+]+\+\s*")
 _OF_GRID = ("+", "|")
@@ -17,7 +75,7 @@ _SIMPLE = re.compile(r"=+(?: +=+)+\s*")
 _DIRECTIVE = re.compile(r"\.\. (?:list-|csv-)?table::")
 
 
-def with_named_rows(text: str, read: Callable[[str], Any], bounds: Bounds) -> str:
+def _with_named_rows(text: str, read: Callable[[str], Any], bounds: Bounds) -> str:
     """Return a text whose tables are lines that name their columns."""
     lines = text.splitlines(keepends=True)
     out: list[str] = []

@@ -12,10 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from zipfile import ZipFile
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.office.drawings import xml_of
-from service.gateway.documents.parsing.office.formats import open_zip
-from service.gateway.documents.parsing.office.open_document_text import (
+from kvstitch_formats.open_document_text import (
     SKIPPED,
     Numbers,
     Paragraphs,
@@ -23,6 +20,9 @@ from service.gateway.documents.parsing.office.open_document_text import (
     name_of,
     value,
 )
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.office.drawings import xml_of
+from service.gateway.documents.parsing.office.formats import open_zip
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,

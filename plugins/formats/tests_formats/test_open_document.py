@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.gateway.documents.parsing.office import open_document
+from kvstitch_formats import open_document
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from tests.service.gateway.documents.office_files import OPEN_DOCUMENT, make_open_document
+from tests_formats.made_files import OPEN_DOCUMENT, make_open_document
 
 BOUNDS = Bounds(50, 100_000)
 LEVELS = (

@@ -1,10 +1,10 @@
-"""Tables of reStructuredText become lines that name their columns."""
+"""reStructuredText: headings, and tables, which become lines that name their columns."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.gateway.documents.parsing.markup.text_files import parse_rst
+from kvstitch_formats.rst import parse
 from service.gateway.documents.parsing.parsed_file import Bounds
 
 BOUNDS = Bounds(10, 10_000)
@@ -78,7 +78,7 @@ CSV = """\
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rows_name_their_columns(table: str, rows: list[str], end: str) -> None:
     text = f"Manual\n======\n\nBefore.\n\n{table}\nParts\n-----\n\nAfter.\n"
-    parsed = parse_rst(text.replace("\n", end).encode(), BOUNDS)
+    parsed = parse(text.replace("\n", end).encode(), BOUNDS)
     lines = parsed.text.splitlines()
     assert lines[:5] == ["Manual", "======", "", "Before.", ""]
     assert lines[5 : 5 + len(rows)] == rows
@@ -101,4 +101,14 @@ def test_rows_name_their_columns(table: str, rows: list[str], end: str) -> None:
     ids=["code", "broken", "title", "open", "file"],
 )
 def test_what_is_no_table_stays_as_it_is(text: str) -> None:
-    assert parse_rst(text.encode(), BOUNDS).text == text
+    assert parse(text.encode(), BOUNDS).text == text
+
+
+def test_rst() -> None:
+    text = "=====\nTitle\n=====\n\nTitle\n\n.. include:: /etc/passwd\n\n"
+    text += "Part :ref:`x`\n-------------\n\nx\n"
+    found = parse(text.encode(), BOUNDS)
+    assert found.text == text and found.title == "Title"
+    assert [(label, text[at:][:5]) for at, _, label in found.marks] == [
+        ("Title", "Title"), ("Part :ref:`x`", "Part "),
+    ]  # fmt: skip
