@@ -19,7 +19,7 @@ def _open_document(kind: str, suffix: str) -> FileFormat:
 
 @hookimpl
 def file_formats() -> list[FileFormat]:
-    rst, asciidoc = "kvstitch_formats.rst:parse", "kvstitch_formats.asciidoc:parse"
+    rst, asciidoc = "kvstitch_formats.texts:parse_rst", "kvstitch_formats.texts:parse_asciidoc"
     return [
         FileFormat("rst", "text/x-rst", (".rst",), rst, text=True),
         FileFormat("adoc", "text/asciidoc", (".adoc", ".asciidoc"), asciidoc, text=True),

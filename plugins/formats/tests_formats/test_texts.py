@@ -1,10 +1,10 @@
-"""reStructuredText: headings, and tables, which become lines that name their columns."""
+"""reStructuredText, whose tables become lines that name their columns, and AsciiDoc."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvstitch_formats.rst import parse
+from kvstitch_formats.texts import parse_asciidoc, parse_rst
 from service.gateway.documents.parsing.parsed_file import Bounds
 
 BOUNDS = Bounds(10, 10_000)
@@ -78,7 +78,7 @@ CSV = """\
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rows_name_their_columns(table: str, rows: list[str], end: str) -> None:
     text = f"Manual\n======\n\nBefore.\n\n{table}\nParts\n-----\n\nAfter.\n"
-    parsed = parse(text.replace("\n", end).encode(), BOUNDS)
+    parsed = parse_rst(text.replace("\n", end).encode(), BOUNDS)
     lines = parsed.text.splitlines()
     assert lines[:5] == ["Manual", "======", "", "Before.", ""]
     assert lines[5 : 5 + len(rows)] == rows
@@ -101,14 +101,29 @@ def test_rows_name_their_columns(table: str, rows: list[str], end: str) -> None:
     ids=["code", "broken", "title", "open", "file"],
 )
 def test_what_is_no_table_stays_as_it_is(text: str) -> None:
-    assert parse(text.encode(), BOUNDS).text == text
+    assert parse_rst(text.encode(), BOUNDS).text == text
 
 
 def test_rst() -> None:
     text = "=====\nTitle\n=====\n\nTitle\n\n.. include:: /etc/passwd\n\n"
     text += "Part :ref:`x`\n-------------\n\nx\n"
-    found = parse(text.encode(), BOUNDS)
+    found = parse_rst(text.encode(), BOUNDS)
     assert found.text == text and found.title == "Title"
     assert [(label, text[at:][:5]) for at, _, label in found.marks] == [
         ("Title", "Title"), ("Part :ref:`x`", "Part "),
     ]  # fmt: skip
+
+
+def test_asciidoc() -> None:
+    """Headings of both forms; lines in blocks of code, examples, comments and tables are none."""
+    text = (
+        "= The Manual\nAda <ada@example.org>\n:toc:\n\n== Parts\n\n----\n== no heading\n----\n\n"
+        "=== Screws\n\n====\n== nor this\n====\n\n|===\n|Part |Price\n\n|lid |2\n|===\n\n"
+        "Care\n----\n\nDry it.\n\n////\n== hidden\n////\n\nCleaning it\n~~~~~~~~~~~\n\n.A title\n"
+        "--------\n== code\n--------\n\n```sh\n== x\n```\n\n== End\n"
+    )
+    found = parse_asciidoc(text.encode(), BOUNDS)
+    assert found.text == text and found.title == "The Manual"
+    labels = ["The Manual", "Parts", "Screws", "Care", "Cleaning it", "End"]
+    assert [label for _, _, label in found.marks] == labels
+    assert all(text[at:].split("\n")[0].strip("= ") == label for at, _, label in found.marks)
