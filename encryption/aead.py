@@ -4,6 +4,11 @@ Each message has a random salt of 192 bits. What encrypts it is derived from the
 salt (NIST SP 800-108, HMAC-SHA256 in counter mode, one block), and within a message nonces count.
 Two messages would need the same salt to share a nonce: after 2^64 messages that has a probability
 of 2^-65, where random nonces of 96 bits under one key allow 2^32 messages.
+
+A sealed value is bound to its place, which is authenticated and not stored, so that a value that is
+moved elsewhere does not open:
+
+    magic 4 | key id 16 | salt 24 | AES-256-GCM of the value, tag 16      44 + n + 16 bytes
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import hmac
 import os
 from typing import Any
 
-from encryption.errors import EncryptionError, SealBroken
+from encryption.keyring import KEY_ID_BYTES, DataKey, EncryptionError, Keyring, SealBroken
 
 KEY_BYTES = 32
 SALT_BYTES = 24
@@ -57,3 +62,42 @@ def decrypt(cipher: Any, number: int, sealed: Any, aad: bytes) -> bytes:
         return bytes(cipher.decrypt(nonce(number), sealed, aad))
     except (InvalidTag, ValueError) as error:
         raise SealBroken("sealed bytes differ from what was written, or stand elsewhere") from error
+
+
+MAGIC = b"KVE1"
+HEAD_BYTES = len(MAGIC) + KEY_ID_BYTES + SALT_BYTES
+SEALED_BYTES = HEAD_BYTES + TAG_BYTES
+"""What sealing adds."""
+
+
+def place(*names: object) -> bytes:
+    """Return the place of a value, from the names that lead to it; no two places are alike."""
+    return b"".join(len(b).to_bytes(4, "big") + b for b in (str(n).encode() for n in names))
+
+
+def seal(key: DataKey, plain: bytes, where: bytes) -> bytes:
+    """Seal a value for a place."""
+    salt = new_salt()
+    head = MAGIC + key.id + salt
+    cipher = message_cipher(key.secret, salt, b"value")
+    return head + bytes(cipher.encrypt(nonce(0), plain, head + where))
+
+
+def is_sealed(raw: bytes) -> bool:
+    """Return whether bytes look as `seal` makes them."""
+    return len(raw) >= SEALED_BYTES and raw.startswith(MAGIC)
+
+
+def open_sealed(keys: Keyring, sealed: bytes, where: bytes) -> bytes:
+    """Return the value that was sealed.
+
+    Raises:
+        KeyMissing: its key is not here.
+        SealBroken: it was changed, or sealed for another place.
+    """
+    if not is_sealed(sealed):
+        raise SealBroken("these bytes are not sealed")
+    head = sealed[:HEAD_BYTES]
+    key = keys.find(head[len(MAGIC) : len(MAGIC) + KEY_ID_BYTES])
+    cipher = message_cipher(key.secret, head[-SALT_BYTES:], b"value")
+    return decrypt(cipher, 0, sealed[HEAD_BYTES:], head + where)

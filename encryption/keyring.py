@@ -1,4 +1,4 @@
-"""The keys in memory: for each owner the key that seals now, and all that still open."""
+"""The keys in memory: for each owner the key that seals now, and all that still open; errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from encryption.errors import KeyMissing
+
+class EncryptionError(Exception):
+    """Base of every error of this package."""
+
+
+class KeyMissing(EncryptionError):
+    """Sealed under a key that is not here: it was deleted, or belongs to another service."""
+
+
+class SealBroken(EncryptionError):
+    """The bytes are not those that were sealed, or they were sealed for another place."""
+
+
+class MasterKeyError(EncryptionError):
+    """The master key cannot be used; the message says what to do."""
+
 
 KEY_ID_BYTES = 16
 FRESH_S = 0.5

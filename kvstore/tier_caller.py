@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast
 
-from encryption.errors import EncryptionError
+from encryption.keyring import EncryptionError
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkError,

@@ -14,10 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from encryption.errors import EncryptionError, SealBroken
-from encryption.keyring import DataKey, Keyring
-from encryption.values import open_sealed, seal
-from encryption.values import place as place_of
+from encryption.aead import open_sealed, seal
+from encryption.aead import place as place_of
+from encryption.keyring import DataKey, EncryptionError, Keyring, SealBroken
 from kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.chunk_identity import require_extra_name

@@ -19,8 +19,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 
 from encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
-from encryption.errors import EncryptionError, KeyMissing, SealBroken
-from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
+from encryption.keyring import (
+    KEY_ID_BYTES,
+    DataKey,
+    EncryptionError,
+    KeyMissing,
+    Keyring,
+    SealBroken,
+)
 from kvstore.errors import ChunkCorrupt, ChunkLocked
 from kvstore.format.buffers import allocate, view_bytes
 from kvstore.format.chunk import EncodedChunk

@@ -138,7 +138,7 @@ def delete(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _keys(settings: Settings) -> Iterator[TenantKeys]:
-    from encryption.errors import EncryptionError
+    from encryption.keyring import EncryptionError
     from service.gateway.encryption.tenant_keys import tenant_keys_of
     from service.gateway.service_database import shared_database
 

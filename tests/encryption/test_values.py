@@ -7,15 +7,8 @@ import os
 import pytest
 
 from encryption import keyring
-from encryption.errors import KeyMissing, SealBroken
-from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
-from encryption.values import (
-    SEALED_BYTES,
-    is_sealed,
-    open_sealed,
-    place,
-    seal,
-)
+from encryption.aead import SEALED_BYTES, is_sealed, open_sealed, place, seal
+from encryption.keyring import KEY_ID_BYTES, DataKey, KeyMissing, Keyring, SealBroken
 
 KEY = DataKey(os.urandom(16), "a", os.urandom(32))
 RING = Keyring([KEY, DataKey(os.urandom(16), "b", os.urandom(32))])

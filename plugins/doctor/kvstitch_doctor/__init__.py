@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from typing import Literal
 
 from service.plugins import Verb, hookimpl
 
@@ -16,3 +18,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     from kvstitch_doctor.command import add_arguments
 
     add_arguments(parser)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    level: Literal["ok", "warn", "fail"]
+    message: str
+    remedy: str = ""
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(check, "ok", message)
+
+
+def warn(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, "warn", message, remedy)
+
+
+def fail(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, "fail", message, remedy)

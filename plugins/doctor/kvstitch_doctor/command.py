@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from rich.text import Text
 
 import service
-from kvstitch_doctor.findings import Finding, fail, ok, warn
+from kvstitch_doctor import Finding, fail, ok, warn
 from service import __version__
 from service.cli.options import add_client_options, add_settings, client, settings_of
 from service.cli.output import console, emit, plain, table

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import redis
 
 from kvstitch.client import Client, errors
+from kvstitch_doctor import Finding, fail, ok, warn
 from kvstitch_doctor.data_folder import served_by
-from kvstitch_doctor.findings import Finding, fail, ok, warn
 from service import __version__
 from service.cli.output import size
 from service.errors import KvstitchError

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstitch_doctor.findings import Finding, fail, ok, warn
+from kvstitch_doctor import Finding, fail, ok, warn
 from retriever import EndpointEmbedder
 from retriever.catalog.tables import SCHEMA
 from retriever.embedders.sentence_model_folder import SentenceModelFolder

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstitch_doctor.findings import Finding, fail, ok, warn
+from kvstitch_doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError
 from service.models import find_model, source_of

@@ -1,18 +1,23 @@
-"""The kernels of a GPU, where they take what is asked; torch computes everything else."""
+"""The kernels of a GPU, where they take what is asked; torch computes everything else.
+
+Stored KV is placed in groups of layers, copied ahead, by one kernel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvstitch_gpu import (
     attention_scores_gpu,
-    deviation,
     index_causal_attention,
+    kv_placement_gpu,
     ragged_attention_gpu,
     recorded_layers,
     recorded_steps,
@@ -20,17 +25,149 @@ from kvstitch_gpu import (
     row_kernels,
     shift_gpu,
 )
-from kvstitch_gpu.placer import GpuPlacer
+from kvstitch_gpu.kv_placement_gpu import Target
 from kvstitch_gpu.recorded_runs import PrefillRecordings
 from kvstitch_gpu.recorded_steps import RecordedSteps
 from kvstitch_gpu.shift_gpu import ShiftPlan
+from kvstitch_gpu.transfers import GROUP_LAYERS, StagedLayers, Transfers
+from service.worker.forward.kv_placement import KVPlacer
 from service.worker.kernels.device_kernels import DeviceKernels
-from service.worker.kv.pool import KVPool
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import to_device
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.stored_kv import PlannedShift
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.projection import is_plain
 from service.worker.model.rope import RotaryTable
+
+
+@dataclass
+class GpuPlacer(KVPlacer):
+    """`KVPlacer` where the kernel can write to the cache; a layer may be placed with the one before
+    it. Transfers end with the context."""
+
+    _transfers: Transfers | None = None
+    _placed: int = 0  # the layer behind the last that is in place
+
+    def __exit__(self, *_: object) -> None:
+        if self._transfers is not None:
+            self._transfers.finish()
+
+    def begin(self, layer: int) -> None:
+        transfers = self._transfers_at(layer)
+        if transfers is not None:
+            transfers.begin(layer)
+
+    def place(self, layer: int) -> None:
+        if layer < self._placed:
+            return
+        transfers = self._transfers_at(layer)
+        if transfers is None:
+            super().place(layer)
+            return
+        staged = transfers.group(layer)
+        self._place_group(staged)
+        self._placed = staged.layers.stop
+        transfers.begin(self._placed)
+
+    def _transfers_at(self, layer: int) -> Transfers | None:
+        """Return the copies to the device; None if there are none, or the kernel cannot place."""
+        k_all, _ = self.kv.prompt_layer(layer, self.layout.tokens)
+        if not (self.segments and kv_placement_gpu.supports(k_all)):
+            return None
+        if self._transfers is None:
+            self._transfers = self._transfers_to(k_all)
+        return self._transfers
+
+    def _transfers_to(self, k_all: Tensor) -> Transfers:
+        return Transfers(
+            [stored for _, stored in self.segments],
+            [span for span, _ in self.segments],
+            shape=(k_all.shape[0], k_all.shape[2]),
+            dtype=k_all.dtype,
+            layers=self.decoder.layers,
+            device=k_all.device,
+            most=1 if self._pool is None else GROUP_LAYERS,
+        )
+
+    def _place_group(self, staged: StagedLayers) -> None:
+        """Place staged layers by one kernel for all that are rotated alike."""
+        layers, ropes = staged.layers, self.decoder.ropes
+        starts = [i for i in layers if i == layers.start or ropes[i] is not ropes[i - 1]]
+        for first, stop in zip(starts, [*starts[1:], layers.stop], strict=True):
+            target = self._pool
+            if target is None:
+                target = Target.of_layer(*self.kv.prompt_layer(first, self.layout.tokens))
+            kv_placement_gpu.place(
+                staged.buffer,
+                staged.placement,
+                target,
+                stop - first,
+                positions=self.positions,
+                cos=ropes[first].cos,
+                sin=ropes[first].sin,
+                staged_layer=first - layers.start,
+                layer=0 if self._pool is None else first,
+            )
+
+    @cached_property
+    def _pool(self) -> Target | None:
+        """Where all layers of the cache lie; None if they do not lie in a pool."""
+        if not isinstance(self.kv, SequenceKV):
+            return None
+        k, _ = self.kv.prompt_layer(0, self.layout.tokens)
+        starts = torch.tensor(self.kv.first_rows()) * k.shape[2]
+        pool = self.kv.pool
+        return Target(
+            pool.all_k,
+            pool.all_v,
+            to_device(starts, k.device),
+            k.shape[0],
+            k.stride(0),
+            k.stride(1),
+        )
+
+
+def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
+    """`service.worker.methods.stored_kv.squared_deviation`."""
+    if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
+        gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
+        # Where nothing is stored, anything may have stood.
+        return torch.where(_stored(view), gap, 0.0)
+    return _in_one_pass(view, keys=keys, values=values)
+
+
+def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
+    """Return it of all segments together."""
+    layout, every = view.layout, len(view.rows) == view.layout.tokens
+    deviation = torch.zeros(layout.tokens, device=view.k.device)
+    segments = [
+        (segment, stored.layer(view.layer))
+        for segment, stored in zip(layout.segments, view.cached, strict=True)
+        if stored is not None and not segment.uncached and segment.tokens
+    ]
+    for number, fresh in enumerate((view.fresh_k, view.fresh_v)):
+        if not (keys, values)[number]:
+            continue
+        shape = layout.tokens, *fresh.shape[1:]
+        old = torch.zeros(shape, dtype=fresh.dtype, device=fresh.device)
+        for segment, stored in segments:
+            old[segment.start : segment.end].copy_(stored[number], non_blocking=True)
+        gap = (fresh.float() - (old if every else old[view.rows])).square().sum((1, 2))
+        deviation = deviation + gap if every else deviation.index_add(0, view.rows, gap)
+    return torch.where(_stored(view), deviation, 0.0)
+
+
+def _stored(view: LayerView) -> Tensor:
+    """Return whether KV is stored of each token of the prompt `[n]`."""
+
+    def make() -> Tensor:
+        found = torch.zeros(view.layout.tokens, dtype=torch.bool)
+        for segment, stored in zip(view.layout.segments, view.cached, strict=True):
+            found[segment.start : segment.end] = stored is not None and not segment.uncached
+        return found
+
+    return view.layout.once("whether KV is stored", make)
 
 
 class GpuKernels(DeviceKernels):
@@ -105,7 +242,7 @@ class GpuKernels(DeviceKernels):
         return partial(shift_gpu.shift_view, plan)
 
     def squared_deviation(self, view: LayerView, *, keys: bool, values: bool) -> Tensor | None:
-        return deviation.squared_deviation(view, keys=keys, values=values)
+        return squared_deviation(view, keys=keys, values=values)
 
     # -- attention --------------------------------------------------------------------------------
 

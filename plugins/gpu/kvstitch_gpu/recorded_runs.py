@@ -9,9 +9,8 @@ from torch import Tensor
 from kvstitch_gpu.prefill_graphs import PrefillGraphs
 from kvstitch_gpu.recorded_tensors import Given
 from kvstitch_gpu.shift_gpu import KernelShift
-from service.worker.forward.attention_pass import AttentionPass
+from service.worker.forward.attention_pass import AttentionPass, Replayed
 from service.worker.forward.prefill import PromptLoop
-from service.worker.forward.recordings import Replayed
 from service.worker.methods.bases.dense import DenseMethod, Probes
 from service.worker.steps import Steps
 

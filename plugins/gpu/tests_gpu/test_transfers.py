@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstitch_gpu import kv_placement_gpu, placer
+from kvstitch_gpu import gpu_kernels, kv_placement_gpu
 from kvstitch_gpu import transfers as transferring
+from kvstitch_gpu.gpu_kernels import GpuPlacer
 from kvstitch_gpu.kv_placement_gpu import Placement, Target
-from kvstitch_gpu.placer import GpuPlacer
 from kvstitch_gpu.transfers import InTurn, StagedLayers, Transfers
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.messages.requests import Method
@@ -274,7 +274,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(on_cpu, "KERNELS", Placing())
     monkeypatch.setattr(kv_placement_gpu, "supports", lambda kv: True)
     monkeypatch.setattr(kv_placement_gpu, "place", place_in_torch)
-    monkeypatch.setattr(placer, "Transfers", Counted)
+    monkeypatch.setattr(gpu_kernels, "Transfers", Counted)
     Counted.begun, Counted.finished = [], 0
     with plugins("tests_gpu.on_cpu"):
         yield

@@ -17,10 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from encryption.aead import KEY_BYTES
-from encryption.errors import EncryptionError, KeyMissing, MasterKeyError
-from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
-from encryption.values import open_sealed, place, seal
+from encryption.aead import KEY_BYTES, open_sealed, place, seal
+from encryption.keyring import (
+    KEY_ID_BYTES,
+    DataKey,
+    EncryptionError,
+    KeyMissing,
+    Keyring,
+    MasterKeyError,
+)
 from service.settings import Settings
 
 KMS_TIMEOUT_S = 30.0

@@ -14,8 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from encryption.aead import KEY_BYTES
-from encryption.errors import EncryptionError, MasterKeyError
-from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
+from encryption.keyring import KEY_ID_BYTES, DataKey, EncryptionError, Keyring, MasterKeyError
 from service.errors import InvalidSetting
 from service.gateway.encryption.master_key import MasterKey, master_key
 from service.gateway.service_database import ServiceDatabase

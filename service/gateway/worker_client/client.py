@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
-from encryption.errors import EncryptionError
+from encryption.keyring import EncryptionError
 from service.errors import Overloaded, WorkerUnavailable, from_code
 from service.gateway.worker_client.connection import RETRY_AFTER_S, WorkerConnection
 from service.messages.replies import (

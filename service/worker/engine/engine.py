@@ -21,9 +21,9 @@ from service.messages.requests import Generate
 from service.worker.engine.answering import Answering, Endings
 from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
+from service.worker.forward.attention_pass import Recordings
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.decode import BatchDecoder
-from service.worker.forward.recordings import Recordings
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kernels.device_kernels import kernels_of
 from service.worker.kv.pool import KVPool

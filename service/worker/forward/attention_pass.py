@@ -1,25 +1,73 @@
-"""A pass of a few rows over the stitched cache, to measure which tokens they attend to."""
+"""A pass of a few rows over the stitched cache, to measure which tokens they attend to; what it
+and other passes ask where a device replays layers that were recorded before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
-from service.worker.forward.recordings import Recordings
 from service.worker.kernels.cpu import prefill_attention
 from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
 from service.worker.kernels.cpu.prefill_attention import PassLayer
 from service.worker.kernels.cpu.rotation import StoredSegment
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import EVERYTHING_CACHED, RowWeights, Sight
+from service.worker.methods.bases.dense import (
+    EVERYTHING_CACHED,
+    DenseMethod,
+    Probes,
+    RowWeights,
+    Sight,
+)
 from service.worker.model.attention import attend_rows, attend_with_scores
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import PLAIN, FlopCount
 from service.worker.steps import Steps
+
+
+class Replayed(NamedTuple):
+    """What a run of layers has left."""
+
+    stop: int  # the first layer that was not computed
+    x: Tensor | None  # hidden states before that layer; None behind the last layer
+    logits: Tensor | None  # of the last row, behind the last layer
+    rows_per_layer: Sequence[int]
+
+
+class RecordedRuns(Protocol):
+    """Computes layers of one prompt at which a method has nothing to do."""
+
+    def may_follow(self, layer: int) -> bool:
+        """Return whether a run may take over at the attention of a layer that was chosen at."""
+
+    def run(
+        self, first: int, rows: Tensor, *, x: Tensor | None = None, q: Tensor | None = None
+    ) -> Steps[Replayed | None]:
+        """Compute all quiet layers from `first` on, of rows with hidden states x, or with
+        queries q if the layer is computed from its attention on; None: there is no recording."""
+
+
+class Recordings(Protocol):
+    """Recorded layers of a decoder; a `Job` that records in spare time what would be used."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def advance(self) -> None: ...
+
+    def fail_current(self, error: Exception) -> None: ...
+
+    def of_prompt(
+        self, loop: Any, method: DenseMethod, rows: Tensor, probes: Probes | None
+    ) -> RecordedRuns:
+        """Return what computes layers of a `PromptLoop` that begins with these rows."""
+
+    def scores(self, attention_pass: Any) -> Steps[Tensor | None]:
+        """`AttentionPass.run`; None if there is no recording for such a pass."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.forward.attention_pass import AttentionPass
+from service.worker.forward.attention_pass import AttentionPass, RecordedRuns, Recordings
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
-from service.worker.forward.recordings import RecordedRuns, Recordings
 from service.worker.kernels.device_kernels import kernels_of
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from service.worker.forward.attention_pass import Recordings
 from service.worker.forward.prefill import Progress, prefill
-from service.worker.forward.recordings import Recordings
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.loading.prompt_loads import MissingChunks, PromptLoads, SegmentLost, Waiting

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kvstitch_gpu import kv_placement_gpu
+from kvstitch_gpu.gpu_kernels import GpuPlacer
 from kvstitch_gpu.kv_placement_gpu import Target
-from kvstitch_gpu.placer import GpuPlacer
 from kvstitch_gpu.transfers import Transfers
 from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
 from service.worker.kv.pool import KVPool

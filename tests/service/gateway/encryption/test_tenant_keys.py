@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from encryption.errors import KeyMissing, MasterKeyError
+from encryption.keyring import KeyMissing, MasterKeyError
 from service import cli
 from service.errors import InvalidSetting
 from service.gateway.encryption.master_key import LocalMasterKey, master_key, parse_key
