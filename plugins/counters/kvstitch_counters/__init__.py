@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def settings() -> type[BaseModel]:
-    from kvstitch_counters.settings import CountersSettings
+    from kvstitch_counters.counters_settings import CountersSettings
 
     return CountersSettings
 
