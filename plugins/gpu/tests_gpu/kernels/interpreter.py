@@ -43,6 +43,7 @@ def run_interpreted(*names: str, few: bool) -> dict[str, str]:
     """What went wrong in checks by "module.function", all in one process of their own: Triton
     decides when it is imported how it runs."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "KVSTITCH_PLUGINS": "tests_gpu.on_cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [sys.executable, "-m", __name__, *names], cwd=ROOT, capture_output=True, text=True,
         env=environment | ({FEW: "1"} if few else {}),
