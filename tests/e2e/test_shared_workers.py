@@ -158,6 +158,39 @@ def _more(made: Load, count: int) -> Callable[[], bool]:
     return lambda: len(made.ends) >= wanted
 
 
+def test_a_worker_that_is_killed_under_load_ends_what_runs_there_and_nothing_else(
+    fleet: Fleet,
+) -> None:
+    first, second, _ = fleet.workers
+    until = fleet.gateways[0].until
+    with load(fleet) as made:
+        until(_more(made, 8), "requests before", LOADING_S)
+        second.kill_nine()
+        fleet.wait(first)
+        until(_more(made, 8), "requests after", LOADING_S)
+        second.start()
+        fleet.wait(first, second)
+    errors = [end for end in made.ends if end != "done"]
+    # Only what had begun at that worker: at most one request of each client.
+    assert len(errors) <= CLIENTS and all(end.startswith("error: ") for end in errors), errors
+
+
+def test_a_deletion_waits_for_a_worker_that_is_listed_and_away(fleet: Fleet) -> None:
+    first, second, _ = fleet.workers
+    assert second.drain() == 0, second.log()
+    fleet.wait(first)
+    http = fleet.gateways[0].http
+    reply: dict[str, Any] = http.delete(f"/admin/documents/{fleet.documents[0]}").json()
+    receipt = f"/admin/receipts/{reply['receipt_id']}"
+    assert http.get(receipt).json()["state"] == "owed", reply
+    assert fleet.ready(first.address)
+    second.start()
+    fleet.wait(first, second)
+    fleet.gateways[0].until(
+        lambda: http.get(receipt).json()["state"] == "completed", "the deletion completes", 120
+    )
+
+
 @pytest.mark.slow
 def test_workers_are_replaced_under_load_and_no_request_fails(fleet: Fleet) -> None:
     first, second, third = fleet.workers
@@ -176,34 +209,3 @@ def test_workers_are_replaced_under_load_and_no_request_fails(fleet: Fleet) -> N
         for gateway in fleet.gateways:
             until(partial(_uses_both, gateway), "both gateways use both", LOADING_S)
     assert set(made.ends) == {"done"}, [end for end in made.ends if end != "done"]
-
-
-def test_a_worker_that_is_killed_under_load_ends_what_runs_there_and_nothing_else(
-    fleet: Fleet,
-) -> None:
-    first, _, third = fleet.workers
-    until = fleet.gateways[0].until
-    with load(fleet) as made:
-        until(_more(made, 8), "requests before", LOADING_S)
-        third.kill_nine()
-        fleet.wait(first)
-        until(_more(made, 8), "requests after", LOADING_S)
-        third.start()
-        fleet.wait(first, third)
-    errors = [end for end in made.ends if end != "done"]
-    # Only what had begun at that worker: at most one request of each client.
-    assert len(errors) <= CLIENTS and all(end.startswith("error: ") for end in errors), errors
-
-
-def test_a_deletion_waits_for_a_worker_that_is_listed_and_away(fleet: Fleet) -> None:
-    first, second, third = fleet.workers  # the second was replaced, and does not run
-    http = fleet.gateways[0].http
-    reply: dict[str, Any] = http.delete(f"/admin/documents/{fleet.documents[0]}").json()
-    receipt = f"/admin/receipts/{reply['receipt_id']}"
-    assert http.get(receipt).json()["state"] == "owed", reply
-    assert fleet.ready(first.address, third.address)
-    second.start()
-    fleet.wait(first, second, third)
-    fleet.gateways[0].until(
-        lambda: http.get(receipt).json()["state"] == "completed", "the deletion completes", 120
-    )
