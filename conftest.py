@@ -4,6 +4,7 @@ And their order where several processes run them."""
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 from tests.data_folder import data_folder
 from tests.postgresql_server import DATABASES, PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
+
+# A plugin's tests may be used by others', before pytest has come to them.
+sys.path[:0] = [str(folder) for folder in sorted(Path(__file__).parent.glob("plugins/*/"))]
 
 # `make test` draws the same examples every time, so that a change fails by what it changed; other
 # examples are drawn by `make test-slow`.

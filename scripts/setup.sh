@@ -37,7 +37,11 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
 fi
 echo "setup: kvstitch and its dependencies"
 "${pip[@]}" -e ".${extras:+[$extras]}"
-for plugin in plugins/*/; do "${pip[@]}" --no-deps -e "./${plugin%/}"; done
+# Without isolation, or each of them would get an environment of its own to be built in.
+"${pip[@]}" 'setuptools>=77'
+plugins=()
+for plugin in plugins/*/; do plugins+=(-e "./${plugin%/}"); done
+"${pip[@]}" --no-deps --no-build-isolation "${plugins[@]}"
 # faiss-gpu and faiss-cpu are the same module: with the gpu extra only one may stay.
 case ",$extras," in *,gpu,*)
   .venv/bin/python -m pip -q uninstall -y faiss-cpu

@@ -26,7 +26,9 @@ class SharedWorker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin; does not wait until it has loaded its model."""
+        """Begin, unless it runs; does not wait until it has loaded its model."""
+        if self._process is not None and self._process.poll() is None:
+            return
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
         command = [*preloaded.python(), "-m", "service.cli", "worker", "--listen", self.address]

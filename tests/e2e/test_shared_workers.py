@@ -176,7 +176,7 @@ def test_a_worker_that_is_killed_under_load_ends_what_runs_there_and_nothing_els
 
 
 def test_a_deletion_waits_for_a_worker_that_is_listed_and_away(fleet: Fleet) -> None:
-    first, second, _ = fleet.workers
+    first, second, third = fleet.workers
     assert second.drain() == 0, second.log()
     fleet.wait(first)
     http = fleet.gateways[0].http
@@ -185,7 +185,8 @@ def test_a_deletion_waits_for_a_worker_that_is_listed_and_away(fleet: Fleet) -> 
     assert http.get(receipt).json()["state"] == "owed", reply
     assert fleet.ready(first.address)
     second.start()
-    fleet.wait(first, second)
+    third.start()
+    fleet.wait(first, second, third)
     fleet.gateways[0].until(
         lambda: http.get(receipt).json()["state"] == "completed", "the deletion completes", 120
     )

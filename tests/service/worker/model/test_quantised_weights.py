@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from kvstitch_tune.prompts import kv_pool, prefill_ids
+from service import settings
 from service.errors import ModelRefused
-from service.settings import load
 from service.shared.model_fingerprint import QUANTISED, fingerprint
 from service.worker.forward import decode, selfcheck
 from service.worker.forward.decode import kernel_weights
@@ -128,7 +128,7 @@ def test_chunks_are_told_apart(folder: Path, quantised: DecoderModel) -> None:
 
 def test_the_setting_reaches_the_worker(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("KVSTITCH_QUANTIZE", "int8")
-    assert load().worker(folder, "ipc://x").quantize == "int8"
+    assert settings.load().worker(folder, "ipc://x").quantize == "int8"
 
 
 class Halved(nn.Module):
