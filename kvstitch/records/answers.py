@@ -407,3 +407,4 @@ class Methods(Result):
     fusion: list[MethodInfo]
     eviction: list[MethodInfo]
     defaults: dict[str, Any]
+    names: dict[str, MethodUsed] = field(default_factory=dict)  # what exact, balanced, fastest are

@@ -1,4 +1,4 @@
-"""`kvstitch ask`: streams an answer, then shows its sources and what it cost.
+"""`kvstitch ask`: streams an answer, then shows its sources; with --verbose also what it cost.
 
 With --compare it asks one question with several methods, full prefill first. The requests run one
 after another, so that none slows another down. A later method finds in the memory tier what an
@@ -8,11 +8,14 @@ earlier one has loaded; the tier column shows it.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
-from kvstitch.client import Client, Done, Token, errors
+from rich.live import Live
+from rich.text import Text
+
+from kvstitch.client import Client, Done, Sources, Token, errors
 from kvstitch.client.options import GenerateOptions
 from kvstitch.client.sync_client import AnswerStream
 from kvstitch.records.answers import MethodInfo
@@ -26,9 +29,9 @@ FULL_PREFILL = "vanilla"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("question", metavar="QUESTION")
-    add("--method", help="fusion method (default: the service's); auto: see plugins/tune/README.md")
-    add("--profile", choices=("fast", "balanced", "exact"), help="instead of a method: compute "
-        "no row anew, the service's default, full prefill")  # fmt: skip
+    add("--method", help="exact (full prefill), balanced (the default), fastest, or the name of a "
+        "paper's method (docs/methods.md); auto: see plugins/tune/README.md")  # fmt: skip
+    add("--profile", choices=("fast", "balanced", "exact"), help="the older form of --method")
     add("--ratio", type=float, help="share of the prompt to recompute, where the method has it")
     add("--top-k", type=int, help="passages to answer from")
     add("--collection", help="search there (default: default)")
@@ -44,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
     add("--max-tokens", type=int)
+    add("--verbose", action="store_true", help="then what happened to every document: tiers, "
+        "bytes, tokens computed anew, times, plans")  # fmt: skip
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--explain", action="store_true", help="a dry run: what would be loaded and "
                      "computed, and the expected TTFT")  # fmt: skip
@@ -77,8 +82,13 @@ def run(args: argparse.Namespace) -> int:
         elif args.json and not args.stream:
             emit(service.generate(args.question, **options).raw)
         else:
+            if not args.json:
+                options["include_text"] = True
             with service.stream(args.question, **options) as events:
-                _show(events, as_json=args.json)
+                if args.json:
+                    _emit(events)
+                else:
+                    _show(events, verbose=args.verbose)
         return 0
 
 
@@ -97,25 +107,44 @@ def _options(args: argparse.Namespace) -> GenerateOptions:
     }
 
 
-def _show(events: AnswerStream, *, as_json: bool) -> None:
+def _emit(events: AnswerStream) -> None:
     for event in events:
         data = event.answer.raw if isinstance(event, Done) else event.raw
-        if as_json:
-            emit_line({"event": type(event).__name__.lower(), "data": data})
-        elif isinstance(event, Token):
-            sys.stdout.write(plain(event.text))
-            sys.stdout.flush()
-        elif isinstance(event, Done):
-            print()
-            answer_tables.show_result(console(), data)
+        emit_line({"event": type(event).__name__.lower(), "data": data})
+
+
+def _show(events: AnswerStream, *, verbose: bool) -> None:
+    """Show the answer: on a terminal while it grows, and once more with its marks when it is whole,
+    which is when they are known."""
+    out, text, done = console(), "", None
+    growing = Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else None
+    try:
+        with growing or nullcontext():
+            for event in events:
+                if isinstance(event, Done):
+                    done = event.answer
+                elif isinstance(event, Token):
+                    text += plain(event.text)
+                if growing is not None:
+                    shown = text or "searching the documents …"
+                    if isinstance(event, Sources):
+                        shown = f"reading {len(event.citations)} passages …"
+                    lines = Text(shown).wrap(out, out.width)[-max(1, out.height - 1) :]
+                    growing.update(Text("\n").join(lines), refresh=True)
+    finally:
+        if done is None and text:
+            print(text)  # what there is of an answer that was interrupted
+    if done is not None:
+        answer_tables.show_answer(out, done, verbose=verbose)
 
 
 def _compare(client: Client, args: argparse.Namespace, options: GenerateOptions) -> int:
     """Ask with full prefill and with every method of --compare."""
-    offered = {info.name: info for info in client.methods().fusion}
+    methods = client.methods()
+    offered = {info.name: info for info in methods.fusion}
     fusions = [{"method": FULL_PREFILL}]
     for text in args.compare:
-        fusion = _fusion(text, offered, args.ratio)
+        fusion = _fusion(text, offered, methods.names, args.ratio)
         if fusion not in fusions:
             fusions.append(fusion)
     outcomes = [_outcome(client, args.question, options, fusion) for fusion in fusions]
@@ -130,10 +159,16 @@ def _compare(client: Client, args: argparse.Namespace, options: GenerateOptions)
     return 1 if any(found.result is None for found in outcomes) else 0
 
 
-def _fusion(text: str, offered: Mapping[str, MethodInfo], ratio: float | None) -> dict[str, Any]:
+def _fusion(
+    text: str,
+    offered: Mapping[str, MethodInfo],
+    named: Mapping[str, Mapping[str, Any]],
+    ratio: float | None,
+) -> dict[str, Any]:
     name, colon, own = text.partition(":")
-    if name not in offered:
-        known = f"--compare {name}: known methods: {', '.join(sorted(offered))}"
+    fusion = dict(named.get(name, {"method": name}))
+    if fusion["method"] not in offered:
+        known = f"--compare {name}: known methods: {', '.join([*named, *sorted(offered)])}"
         raise WrongArgument(known, code="unknown_method", field="compare")
     if colon:
         try:
@@ -141,9 +176,9 @@ def _fusion(text: str, offered: Mapping[str, MethodInfo], ratio: float | None) -
         except ValueError:
             wrong = f"--compare {text}: the ratio is not a number"
             raise WrongArgument(wrong, field="compare") from None
-    elif "ratio" not in offered[name].parameters:
+    elif "ratio" not in offered[fusion["method"]].parameters:
         ratio = None
-    return {"method": name} if ratio is None else {"method": name, "ratio": ratio}
+    return fusion if ratio is None else {**fusion, "ratio": ratio}
 
 
 def _outcome(

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.errors import KvstitchError
+from service.gateway.answers.methods import NAMES
 from service.gateway.composition import Gateway
 from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
@@ -74,6 +75,5 @@ def create_app(gateway: Gateway) -> FastAPI:
 def _offer(gateway: Gateway) -> Offer:
     if (ready := gateway.worker.ready) is None:
         return [], []
-    prompts = gateway.prompts
-    models = [each.id for each in answers.list_models(prompts.model, prompts.created, ready)]
-    return models, [info.name for info in (*ready.fusion, *ready.eviction)]
+    models = [each.id for each in answers.list_models(gateway, ready, every=True)]
+    return models, [*NAMES, *(info.name for info in (*ready.fusion, *ready.eviction))]

@@ -57,7 +57,10 @@ def scripted(service: Service, *given: str, code: int = 0) -> Any:
 
 
 def test_an_answer_says_what_happened_to_every_document(own: Service) -> None:
-    found = run(own, "ask", QUESTION, "--max-tokens", "4", "--filter", "kind=manual")
+    asked = ("ask", QUESTION, "--max-tokens", "4", "--filter", "kind=manual")
+    short = run(own, *asked)
+    assert short.returncode == 0 and "[1]" in short.stdout and "TPOT" not in short.stdout
+    found = run(own, *asked, "--verbose")
     assert found.returncode == 0, found.stderr
     assert "\x1b" not in found.stdout
     for part in ("[1]", "memory", "KiB", "TTFT", "TPOT", "question_scout (ratio 0.15)", "load"):
@@ -76,7 +79,17 @@ def test_how_missing_chunks_are_computed_is_chosen_and_told(
         service.until(lambda: len(service.chunk_files()) >= 12, "chunks are stored")
         for path in service.chunk_files():
             path.unlink()
-        given = ("ask", QUESTION, "--max-tokens", "4", "--method", "pie", "--cold", "as_stored")
+        given = (
+            "ask",
+            QUESTION,
+            "--max-tokens",
+            "4",
+            "--method",
+            "pie",
+            "--cold",
+            "as_stored",
+            "--verbose",
+        )
         found = run(service, *given)
     assert found.returncode == 0, found.stderr
     assert "cold" in found.stdout and "compute as stored" in " ".join(found.stdout.split())

@@ -21,7 +21,7 @@ from retriever.scope import EVERYBODY
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.answers.attributor import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.methods import AUTO
+from service.gateway.answers.methods import AUTO, NAMES
 from service.gateway.answers.question_rewriting import joined_query, rewritten
 from service.gateway.answers.validation import AnswerPlan
 from service.gateway.fleet.worker_pool import Worker
@@ -246,6 +246,6 @@ class RequestPreparer:
             lora=plan.adapter,
             history=history,
             history_mode=request.history or self._settings().history,
-            any_method=request.fusion is None or request.fusion.method == AUTO,
+            any_method=request.fusion is None or request.fusion.method in (AUTO, *NAMES),
             view=view,
         )

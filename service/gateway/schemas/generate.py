@@ -148,7 +148,8 @@ MAX_NAMED_DOCUMENTS = 10_000
 
 
 class MethodChoice(BaseModel):
-    """A method by name; every other field is a parameter of it (see GET /v1/methods)."""
+    """A method by name, for fusion also `exact`, `balanced` or `fastest`; every other field is a
+    parameter of it (see GET /v1/methods)."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -9,13 +9,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from service.cli import main
-from service.cli.output import plain
+from kvstitch.client import Client
+from kvstitch.records.answers import Attribution
+from service.cli import answer_tables, main
+from service.cli.output import console, plain
 from service.gateway.service_database import jobs_database
 from service.settings import demo_model
 from tests.ports import free_port
@@ -28,16 +31,58 @@ __all__ = ["folder", "rig"]
 def test_ask_status(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.ingest()
     url = ["--url", rig.url]
-    assert main(["ask", "Where is Oslo?", "--ratio", "0.3", "--top-k", "2", *url]) == 0
+    asked = ["ask", "Where is Oslo?", "--ratio", "0.3", "--top-k", "2", *url]
+    assert main([*asked, "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "[1]" in out and "Oslo (oslo)" in out and "memory" in out
     assert "TTFT" in out and "TPOT" in out and "question_scout" in out
+    assert main(asked) == 0
+    short = capsys.readouterr().out
+    assert "Oslo (oslo)" in short and "s to the first token" in short
+    assert not {"memory", "TPOT", "tier"} & set(short.split())
     assert main(["ask", "Where is Oslo?", "--json", "--document", "rome", *url]) == 0
     assert json.loads(capsys.readouterr().out)["citations"][0]["doc_id"] == "rome"
     assert main(["status", *url]) == 0
     assert "3 documents, 3 chunks" in capsys.readouterr().out
     assert main(["status", "--json", *url]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "ready"
+
+
+def test_the_answer_comes_first(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text with marks, then a line a source: passages of one document are told apart."""
+    rig.ingest()
+    with Client(rig.url) as service:
+        answer = service.generate("Where is Oslo?", top_k=3, include_text=True)
+    places = [("Ferries", None), ("Ferries", None), (None, "4")]
+    cited = [
+        replace(
+            each,
+            doc_id="guide",
+            title="Norway",
+            heading=heading,
+            page=page,
+            used=False,
+            quote_start=None,
+        )
+        for each, (heading, page) in zip(answer.citations, places, strict=True)
+    ]
+    start = cited[1].char_start
+    cited[1] = replace(cited[1], used=True, quote_start=start, quote_end=start + 6)
+    sentences = [
+        Attribution(start=0, end=14, citations=[2], score=1.0, by="words"),
+        Attribution(start=15, end=24, citations=[], score=0.0, by="words"),
+    ]
+    told = replace(answer, text="It is in Oslo. Who knows?", attributions=sentences)
+    answer_tables.show_answer(console(), replace(told, citations=cited), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    text = cited[1].text
+    assert text is not None and lines[0] == "It is in Oslo [2]. Who knows?"
+    assert [line.rstrip() for line in lines[2:5]] == [
+        f"  [1] Norway (guide) > Ferries, characters {cited[0].char_start}-{cited[0].char_end}",
+        f'* [2] Norway (guide) > Ferries, characters {start}-{cited[1].char_end}: "{text[:6]}"',
+        "  [3] Norway (guide), page 4",
+    ]
+    assert lines[6].endswith("s in all")
 
 
 def test_every_event_as_a_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +102,7 @@ def test_errors_are_one_readable_line(rig: Rig, capsys: pytest.CaptureFixture[st
     assert main(["ask", "x", "--filter", "year", *url]) == 2
     assert "write NAME=VALUE" in capsys.readouterr().err
     assert main(["ask", "x", "--compare", "magic", *url]) == 2
-    assert "known methods: a3, pie, question_scout, vanilla" in capsys.readouterr().err
+    assert "known methods: exact, balanced, fastest, a3, pie" in capsys.readouterr().err
     assert main(["ask", "half of \ud800", *url]) == 2
     assert "not valid UTF-8" in capsys.readouterr().err
 

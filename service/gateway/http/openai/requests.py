@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.errors import InvalidRequest, KvstitchError, ModelNotFound, Unsupported
+from service.gateway.answers.methods import NAMES
 from service.gateway.http.openai.conversations import (
     tools_of_chat,
     tools_of_response,
@@ -234,8 +235,9 @@ def _named_model(name: str | None, served: Served) -> tuple[str | None, MethodCh
     """Return the adapter and the fusion method that a model name stands for, None for none.
 
     kvstitch-demo              the default fusion method
+    kvstitch-demo:exact        one of NAMES
     kvstitch-demo:vanilla      this fusion method, with its default parameters
-    legal, legal:vanilla       the same with the adapter named legal
+    legal, legal:exact         the same with the adapter named legal
     """
     if name is None or name == served.model:
         return None, None
@@ -243,7 +245,8 @@ def _named_model(name: str | None, served: Served) -> tuple[str | None, MethodCh
     if name in adapters:
         return name, None
     base, _, method = name.rpartition(":")
-    known = method in {info.name for info in served.ready.fusion if not info.unavailable}
+    offered = {info.name for info in served.ready.fusion if not info.unavailable}
+    known = method in offered.union(NAMES)
     if not known or base not in (served.model, *adapters):
         names = ", ".join((served.model, *adapters))
         raise ModelNotFound(

@@ -161,48 +161,56 @@ async def _answer(
 
 @router.get("/models", response_model_exclude_none=True, tags=["models"])
 async def models(gateway: GatewayDep, principal: Generating) -> ModelList:
-    """The model that is served, alone and with each of its presets, and its LoRA adapters."""
-    prompts, ready = gateway.prompts, gateway.worker.require()
-    return ModelList(data=list_models(prompts.model, prompts.created, ready, principal.adapter))
+    """The served model, alone and as NAME:exact, NAME:balanced and NAME:fastest; its adapters."""
+    return ModelList(data=list_models(gateway, gateway.worker.require(), principal.adapter))
 
 
 @router.get("/models/{model_id:path}", response_model_exclude_none=True, tags=["models"])
 async def model(model_id: str, gateway: GatewayDep, principal: Generating) -> ModelOut:
-    """One of them."""
-    for found in (await models(gateway, principal)).data:
+    """One of them, or the model with any of its methods: `NAME:METHOD`."""
+    ready = gateway.worker.require()
+    for found in list_models(gateway, ready, principal.adapter, every=True):
         if found.id == model_id:
             return found
     raise ModelNotFound(f"there is no model {model_id!r}; GET /v1/models lists them", field="model")
 
 
-def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:
-    """Return the served model, one preset per fusion method that can be used with it, the adapters.
+def list_models(
+    gateway: Gateway, ready: Ready, bound: str = "", *, every: bool = False
+) -> list[ModelOut]:
+    """Return the served model, its presets, the adapters.
 
-    `created` is in Unix seconds, `bound` the only adapter that the sender may use; "": all.
+    `bound` is the only adapter that the sender may use, "": all. `every` fusion method that can be
+    used has a preset, too.
     """
-    plain = ModelOut(id=model, created=created, fusion=None, details=asdict(ready.model))
-    presets = [
-        ModelOut(
-            id=f"{model}:{info.name}",
-            created=created,
-            fusion={"method": info.name, **check(info.parameters, {}, where="fusion")},
-        )
-        for info in ready.fusion
-        if not info.unavailable
+    prompts = gateway.prompts
+    presets = gateway.default_methods.named(ready)
+    for info in ready.fusion if every else ():
+        if not info.unavailable:
+            fusion = {"method": info.name, **check(info.parameters, {}, where="fusion")}
+            presets.setdefault(info.name, fusion)
+
+    def described(name: str, **more: Any) -> ModelOut:
+        return ModelOut(id=name, created=prompts.created, **more)
+
+    return [
+        described(prompts.model, details=asdict(ready.model)),
+        *(described(f"{prompts.model}:{name}", fusion=of) for name, of in presets.items()),
+        *(
+            described(each.name, parent=prompts.model, details=asdict(each))
+            for each in ready.adapters
+            if bound in ("", each.name)
+        ),
     ]
-    adapters = [
-        ModelOut(id=each.name, created=created, parent=model, details=asdict(each))
-        for each in ready.adapters
-        if bound in ("", each.name)
-    ]
-    return [plain, *presets, *adapters]
 
 
 @router.get("/methods", tags=["models"])
 async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
-    """Fusion and eviction methods with the schemas of their parameters, and the defaults."""
+    """Fusion and eviction methods with the schemas of their parameters, what exact, balanced and
+    fastest stand for, and the defaults."""
     ready = gateway.worker.require()
     return {
+        "names": gateway.default_methods.named(ready),
         "fusion": [asdict(info) for info in ready.fusion],
         "eviction": [asdict(info) for info in ready.eviction],
         "defaults": gateway.default_methods.describe(ready),

@@ -79,6 +79,7 @@ def test_inline_text_has_the_same_ids_as_the_stored_document(rig: Rig) -> None:
     [
         ({}, True),
         ({"profile": "fast"}, True),
+        ({"fusion": {"method": "balanced"}}, True),
         ({"fusion": {"method": "pie"}}, False),
         ({"fusion": {"method": "question_scout", "ratio": 0.2}}, False),
     ],

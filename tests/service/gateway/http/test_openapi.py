@@ -69,9 +69,10 @@ def assert_fits(described: dict[str, Any], schema: Any, body: Any, where: str) -
 def test_the_description_names_what_there_is(described: dict[str, Any]) -> None:
     models = described["components"]["schemas"]
     assert models["MethodChoice"]["properties"]["method"]["enum"] == [
-        *("a3", "pie", "question_scout", "vanilla", "snapkv")
+        *("exact", "balanced", "fastest", "a3", "pie", "question_scout", "vanilla", "snapkv")
     ]
-    assert "model:pie" in models["ChatRequest"]["properties"]["model"]["enum"]
+    named = models["ChatRequest"]["properties"]["model"]["enum"]
+    assert {"model", "model:fastest", "model:pie"} <= set(named)
     chat = described["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert {"200", "400", "401", "404", "429", "500", "503", "504"} <= set(chat)
     assert "text/event-stream" in chat["200"]["content"]

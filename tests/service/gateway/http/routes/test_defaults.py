@@ -59,6 +59,24 @@ def test_profiles(shared: Rig, folder: Path, data: Path) -> None:
         assert chat.json()["kvstitch"]["fusion"]["method"] == "vanilla"
 
 
+def test_methods_by_name(shared: Rig, folder: Path, data: Path) -> None:
+    """They are the service's: fastest is PIE only where chunks know of others."""
+    named = shared.http.get("/v1/methods").json()["names"]
+    assert list(named) == ["exact", "balanced", "fastest"]
+    for name, fusion in named.items():
+        assert used(shared, fusion={"method": name}) == fusion
+    assert named["fastest"] == named["balanced"] == used(shared)
+    changed = used(shared, fusion={"method": "balanced", "ratio": 0.4})
+    assert changed == {"method": "question_scout", "ratio": 0.4}
+    refused = shared.ask(fusion={"method": "exact", "ratio": 0.4})
+    assert refused.status_code == 422 and refused.json()["error"]["param"] == "fusion.ratio"
+    calibrate(data, folder)
+    with running(folder, data, prefix_mode="primer") as rig:
+        rig.ingest()
+        assert used(rig, fusion={"method": "balanced"}) == {"method": "a3", "ratio": 0.3}
+        assert used(rig, fusion={"method": "fastest"}) == {"method": "pie"}
+
+
 def test_auto_without_a_calibration(shared: Rig) -> None:
     response = shared.ask(fusion={"method": "auto", "quality": 0.9})
     error = response.json()["error"]

@@ -185,13 +185,21 @@ def test_extension_chooses_documents_and_methods(rig: Rig) -> None:
 
 
 def test_models_are_listed_with_their_presets(shared: Rig) -> None:
+    """Three by name; the papers' names are known, and not listed."""
     listed = shared.http.get("/v1/models").json()["data"]
-    presets = ["model:a3", "model:pie", "model:question_scout", "model:vanilla"]
+    usual = {"method": "question_scout", "ratio": 0.15}
+    presets = {"model:exact": {"method": "vanilla"}, "model:balanced": usual}
+    presets["model:fastest"] = usual  # without primers
     assert [m["id"] for m in listed] == ["model", *presets]
     assert all(m["object"] == "model" and m["created"] > 0 for m in listed)
     for entry in listed:
         assert shared.http.get(f"/v1/models/{entry['id']}").json() == entry
-    assert listed[1]["fusion"] == {"method": "a3", "ratio": 0.15}
+    for name, fusion in presets.items():
+        assert shared.http.get(f"/v1/models/{name}").json()["fusion"] == fusion
+        found = chat(shared, model=name).json()
+        assert found["model"] == name and found["kvstitch"]["fusion"] == fusion
+    of_paper = shared.http.get("/v1/models/model:a3").json()
+    assert of_paper["fusion"] == {"method": "a3", "ratio": 0.15}
     found = chat(shared, model="model:pie").json()
     assert found["model"] == "model:pie" and found["kvstitch"]["fusion"] == {"method": "pie"}
     for name in ("gpt-4o", "model:magic", "other:pie", ""):
