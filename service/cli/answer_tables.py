@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from rich.columns import Columns
@@ -16,6 +18,8 @@ from kvstitch.records.answers import Answer, Citation
 from service.cli.output import console as new_console
 from service.cli.output import milliseconds, plain, size, table
 
+TITLE_CHARS = 40
+_HEADING = re.compile("^#{1,6} +(.+)$", re.MULTILINE)
 NUMBERS = ("#", "score", "tokens", "read", "stored", "recomputed", "load", "expected load")
 
 
@@ -29,13 +33,11 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool) -> None:
     if answer.citations:
         print()
     for cited, name in zip(answer.citations, source_names(answer.citations), strict=True):
-        line = f"{'*' if cited.used else ' '} [{cited.index}] {name}{_quote(cited)}"
-        style = "bold" if cited.used else "dim"
-        # A terminal shows a line of each; what is written elsewhere is whole.
-        console.print(
-            Text(plain(line), style, no_wrap=True, overflow="ellipsis"),
-            soft_wrap=not console.is_terminal,
-        )
+        star, style = ("*", "bold") if cited.used else (" ", "dim")
+        line = Text(plain(f"{star} [{cited.index}] {name}{_quote(cited)}"), style)
+        if console.is_terminal:  # elsewhere a line may be of any length
+            line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
     if answer.citations and answer.attributions and not any(c.used for c in answer.citations):
         print("No sentence of the answer stands in these passages.")
     if verbose:
@@ -47,22 +49,29 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool) -> None:
 
 
 def source_names(citations: Sequence[Citation]) -> list[str]:
-    """Return what tells passages apart: title, id, heading and page; of those in which all of it is
-    the same, the characters, too."""
+    """Return what tells passages apart: the document, unless the line before is of it, heading and
+    page; of several with the same heading and page the characters, too."""
+    places = [(cited.doc_id, _place_in(cited)) for cited in citations]
+    out, before = [], ""
+    for cited, (doc_id, place) in zip(citations, places, strict=True):
+        if not place or places.count((doc_id, place)) > 1:
+            place += f" characters {cited.char_start}-{cited.char_end}"
+        title = shorten(cited.title, TITLE_CHARS, placeholder=" …")
+        document = f"{title} ({doc_id}) " if title else f"{doc_id} "
+        out.append(f"{'' if doc_id == before else document}> {place.strip()}")
+        before = doc_id
+    return out
 
-    def name(cited: Citation) -> str:
-        found = f"{cited.title} ({cited.doc_id})" if cited.title else cited.doc_id
-        if cited.heading and cited.heading != cited.title:
-            found += f" > {cited.heading}"
-        if cited.page is None:
-            return found
-        return f"{found}, {'page ' if cited.page.isdigit() else ''}{cited.page}"
 
-    names = [name(cited) for cited in citations]
-    return [
-        f"{of}, characters {cited.char_start}-{cited.char_end}" if names.count(of) > 1 else of
-        for cited, of in zip(citations, names, strict=True)
-    ]
+def _place_in(cited: Citation) -> str:
+    heading = cited.heading
+    if cited.text is not None and cited.quote_start is not None:
+        # A passage may begin at the end of a section: what supports the answer stands below this.
+        own = _HEADING.findall(cited.text[: cited.quote_start - cited.char_start])
+        heading = own[-1].strip() if own else heading
+    heading = heading if heading != cited.title else None
+    page = f"page {cited.page}" if cited.page and cited.page.isdigit() else cited.page
+    return ", ".join(filter(None, [heading, page]))
 
 
 def _quote(cited: Citation) -> str:

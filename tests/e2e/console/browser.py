@@ -116,7 +116,7 @@ class Console:
 
     def ask(self, question: str, **choices: str) -> None:
         """Ask with these choices of the first method's fields, and wait for the end."""
-        self.page.get_by_label("Question", exact=True).fill(question)
+        self.page.locator("#question").fill(question)
         for label, value in choices.items():
             self.choose(self.page.get_by_role("group", name="Method").first, label, value)
         self.page.get_by_role("button", name="Ask", exact=True).click()

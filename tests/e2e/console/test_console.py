@@ -62,6 +62,7 @@ def test_counts_on_the_page_are_the_apis(console: Console, method: str) -> None:
     console.ask(QUESTION, method=method)
     (done,) = console.done()
     assert done["fusion"]["method"] == method
+    assert console.panel.get_by_role("combobox", name="Method").input_value() == method
     result = page.locator(".result")
     check_counts(result, done)
     assert result.locator(".answer").text_content() == done["text"]
@@ -70,7 +71,8 @@ def test_counts_on_the_page_are_the_apis(console: Console, method: str) -> None:
         assert text is not None and citation["text"] in text.replace("↵", "\n")
     stages = result.locator(".waterfall tr[data-stage]")
     names = [stages.nth(i).get_attribute("data-stage") for i in range(stages.count())]
-    assert names[-2:] == ["ttft", "full"]
+    # Beside a full prefill stands no other one.
+    assert names[-1] == ("ttft" if method == "vanilla" else "full")
     assert {"embed", "retrieve", "queue", "load", "prefill", "first_token"} <= set(names)
 
 
@@ -164,6 +166,26 @@ def test_two_methods_side_by_side(console: Console) -> None:
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
     verdict = "the same answer" if done[0]["text"] == done[1]["text"] else "different answers"
     page.get_by_text(f"A and B gave {verdict}.").wait_for()
+
+
+def test_no_estimate_stands_beside_what_was_measured(console: Console) -> None:
+    """Both are asked by name; the second is the full prefill that the first is compared with."""
+    page = console.ready()
+    console.ask(QUESTION, method="fastest")
+    full = page.locator(".waterfall tr[data-stage=full]")
+    assert "≈" in (full.text_content() or "") and "explain" in console.asked[-1]
+    page.get_by_label("Compare with a second method").check()
+    console.ask(QUESTION, method="balanced")
+    chosen = [of["fusion"]["method"] for of in console.asked[2:]]
+    assert chosen == ["balanced", "exact"]  # and nothing is asked for an estimate
+    assert full.count() == 1
+    shown = full.text_content() or ""
+    taken = page.locator(".waterfall tr[data-stage=ttft] td.number").last.text_content() or "?"
+    assert shown.startswith("Full prefill (measured)") and shown.endswith(taken)
+    assert "≈" not in (page.locator("#results").text_content() or "")
+    assert [of["fusion"]["method"] for of in console.done()][1:] == ["question_scout", "vanilla"]
+    console.ask(QUESTION, method="fastest")  # it stays known for this question
+    assert "≈" not in (page.locator("#results").text_content() or "")
 
 
 def test_an_error_is_said(console: Console) -> None:

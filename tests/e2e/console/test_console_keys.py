@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_defaults_and_theme_are_kept(console: Console, keyed: tuple[Service, str
     page.locator("#service-defaults dd").first.wait_for()
     shown = page.locator("#service-defaults").text_content() or ""
     assert told["fusion"]["method"] in shown and f"from: {told['from']['fusion']}" in shown
-    page.locator("#set-method").select_option("profile:fast")
+    page.locator("#set-method").select_option("method:fastest")
     console.panel.get_by_label("Passages").fill("2")
     console.panel.get_by_label("Answer tokens").fill("7")
     page.keyboard.press("Tab")
@@ -145,16 +146,19 @@ def test_defaults_and_theme_are_kept(console: Console, keyed: tuple[Service, str
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
     assert page.evaluate(PREFERENCES) == {
-        **{"method": "profile:fast", "topK": "2", "maxTokens": "7", "theme": "dark"},
+        **{"method": "method:fastest", "topK": "2", "maxTokens": "7", "theme": "dark"},
     }
     page.get_by_label("light").check()
     assert page.evaluate(ground) != dark
     page.get_by_label("dark").check()
+    earlier = {"method": "profile:fast", "topK": "2", "maxTokens": "7", "theme": "dark"}
+    page.evaluate("kept => localStorage.setItem('kvstitch.preferences', kept)", json.dumps(earlier))
     page.reload()
     assert page.evaluate(ground) == dark and page.get_by_label("dark").is_checked()
     console.wait_until_served()
     console.choose_tab("Chat")
-    expect(page.locator("#chat-method")).to_have_value("profile:fast")
+    expect(page.locator("#chat-method")).to_have_value("method:fastest")
     console.chat("Which colour is it?")
     asked = console.asked[-1]
-    assert (asked["profile"], asked["top_k"], asked["max_tokens"]) == ("fast", 2, 7)
+    chosen = asked["fusion"], asked["top_k"], asked["max_tokens"]
+    assert chosen == ({"method": "fastest"}, 2, 7)

@@ -50,7 +50,7 @@ def filled(console: Console, tab: str) -> None:
     if tab == "chat":
         console.chat("Which colour does the family wear?")
         (kept,) = json.loads(page.evaluate("sessionStorage.getItem('kvstitch.chat')"))
-        kept["answer"]["text"] = MARKDOWN
+        kept["answer"] |= {"text": MARKDOWN, "attributions": []}
         page.evaluate("kept => sessionStorage.setItem('kvstitch.chat', kept)", json.dumps([kept]))
         page.reload()
         console.wait_until_served()

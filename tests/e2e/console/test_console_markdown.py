@@ -155,14 +155,15 @@ def test_markup_in_titles_and_answers_is_shown_as_text(console: Console, service
         console.choose_tab("Chat")
         page.locator("#chat-collection").select_option("evil")
         exchange = console.chat("Which colour is the goat?")
-        assert exchange.locator(".chip").all_text_contents() == [f"[1] {title}"]
+        (chip,) = exchange.locator(".chip").all_text_contents()
+        assert chip.removesuffix(" ✓ used") == f"[1] {title}"
         exchange.locator(".chip").click()
         shown = exchange.locator(".passage blockquote").text_content() or ""
         assert shown and shown in text
         # An answer as the model might have given it, restored from the tab's storage.
         said = "\n\n".join(EVIL)
         (kept,) = json.loads(page.evaluate("sessionStorage.getItem('kvstitch.chat')"))
-        kept["answer"]["text"] = said
+        kept["answer"] |= {"text": said, "attributions": []}
         page.evaluate("kept => sessionStorage.setItem('kvstitch.chat', kept)", json.dumps([kept]))
         page.reload()
         page.locator(".exchange .markdown p").first.wait_for()

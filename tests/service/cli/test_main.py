@@ -68,6 +68,9 @@ def test_the_answer_comes_first(rig: Rig, capsys: pytest.CaptureFixture[str]) ->
     ]
     start = cited[1].char_start
     cited[1] = replace(cited[1], used=True, quote_start=start, quote_end=start + 6)
+    inside = "of them.\n## Trains\nThey go."
+    at = cited[2].char_start + inside.index("They")
+    cited[2] = replace(cited[2], text=inside, used=True, quote_start=at, quote_end=at + 8)
     sentences = [
         Attribution(start=0, end=14, citations=[2], score=1.0, by="words"),
         Attribution(start=15, end=24, citations=[], score=0.0, by="words"),
@@ -78,9 +81,9 @@ def test_the_answer_comes_first(rig: Rig, capsys: pytest.CaptureFixture[str]) ->
     text = cited[1].text
     assert text is not None and lines[0] == "It is in Oslo [2]. Who knows?"
     assert [line.rstrip() for line in lines[2:5]] == [
-        f"  [1] Norway (guide) > Ferries, characters {cited[0].char_start}-{cited[0].char_end}",
-        f'* [2] Norway (guide) > Ferries, characters {start}-{cited[1].char_end}: "{text[:6]}"',
-        "  [3] Norway (guide), page 4",
+        f"  [1] Norway (guide) > Ferries characters {cited[0].char_start}-{cited[0].char_end}",
+        f'* [2] > Ferries characters {start}-{cited[1].char_end}: "{text[:6]}"',
+        '* [3] > Trains, page 4: "They go."',
     ]
     assert lines[6].endswith("s in all")
 

@@ -2,10 +2,11 @@
 
 import { el, fill } from "../lib/dom.js";
 import { count, percent, plural, time } from "../lib/format.js";
+import { chipClass, chipLabel, passageNames } from "../lib/passage_names.js";
 import { promptStrip } from "./prompt.js";
 import { waterfall } from "./waterfall.js";
 
-/** `hear` takes the events of the stream, `estimate` the dry run of the same request. */
+/** `hear` takes the events of the stream, `beside` what a full prefill takes, {seconds, basis}. */
 export function answer(letter, name) {
   const id = `answer-${letter || "one"}`;
   const state = el("p", { class: "state", role: "status" }, "waiting");
@@ -37,7 +38,7 @@ export function answer(letter, name) {
     sources({ citations: cited }) {
       state.textContent = cited.length ? "reading the prompt" : "no passages: answering without";
       strip.passages(cited);
-      fill(citations, cited.map((citation) => chip(citation, strip)));
+      showChips(cited);
     },
     token({ text: piece }) {
       state.textContent = "answering";
@@ -51,10 +52,16 @@ export function answer(letter, name) {
       fill(warnings, [...gateOf(response), ...response.warnings].map((warning) => el("li", {}, warning)));
       fill(figures, costs(response));
       strip.show(response);
+      showChips(response.citations);
       stages.hidden = false;
       fill(stages, waterfall(`${id}-stages`, response, null));
     },
   };
+
+  function showChips(cited) {
+    const names = passageNames(cited);
+    fill(citations, cited.map((citation, i) => chip(citation, names[i], strip)));
+  }
 
   return {
     node,
@@ -65,22 +72,21 @@ export function answer(letter, name) {
       state.textContent = message;
       state.classList.add("wrong");
     },
-    estimate(explanation) {
-      if (!done) return;
-      fill(stages, waterfall(`${id}-stages`, done, explanation));
-      if (explanation) fill(figures, costs(done, explanation));
+    waits(words) {
+      state.textContent = words;
+    },
+    beside(full) {
+      fill(stages, waterfall(`${id}-stages`, done, full));
+      fill(figures, costs(done, full));
     },
   };
 }
 
-function chip(citation, strip) {
-  const button = el(
-    "button",
-    { type: "button", class: "chip", "aria-pressed": "false" },
-    el("span", { class: "mark" }, `[${citation.index}]`),
-    ` ${citation.title || citation.doc_id}`,
-  );
-  const label = `Show passage ${citation.index}: ${citation.title || citation.doc_id}, characters ${citation.char_start} to ${citation.char_end}`;
+function chip(citation, name, strip) {
+  const button = el("button", { type: "button", class: chipClass(citation), "aria-pressed": "false" }, chipLabel(citation, name));
+  const section = name.section ? `, ${name.section}` : "";
+  const used = citation.used ? ", used" : "";
+  const label = `Show passage ${citation.index}: ${name.title}${section}, characters ${citation.char_start} to ${citation.char_end}${used}`;
   button.setAttribute("aria-label", label);
   button.addEventListener("click", () => {
     const lit = strip.light(citation.index);
@@ -91,11 +97,12 @@ function chip(citation, strip) {
   return el("li", {}, button);
 }
 
-function costs(response, explanation = null) {
+function costs(response, full = null) {
   const { usage, cache, timing } = response;
+  const exact = response.fusion.method === "vanilla"; // has no other full prefill beside it
   const facts = [
     ["First token", time(timing.ttft_s)],
-    ["Full prefill", explanation ? `≈ ${time(explanation.full_prefill_ttft_s)}` : "…"],
+    ...(exact || !full ? [] : [["Full prefill", `${full.basis === "measured" ? "" : "≈ "}${time(full.seconds)}`]]),
     ["From cache", `${count(usage.prompt_tokens_details.cached_tokens)} of ${count(usage.prompt_tokens)}`],
     ["Computed anew", percent(cache.recomputed_tokens / Math.max(1, usage.prompt_tokens))],
     ["Arithmetic", `${percent(cache.flops / Math.max(1, cache.full_prefill_flops))} of full`],

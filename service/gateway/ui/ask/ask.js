@@ -4,6 +4,7 @@
 import { getJson, send, stream } from "../lib/api.js";
 import { byId, el, fill } from "../lib/dom.js";
 import { preferences } from "../lib/preferences.js";
+import { waiting } from "../lib/waiting.js";
 import { answer } from "./answer.js";
 import { methodFields, methodName } from "./methods.js";
 
@@ -12,8 +13,8 @@ const PATH = "v1/rag/generate";
 /** Returns a function that loads methods and collections from the service. */
 export function ask() {
   const [kind, preferred] = preferences.get("method").split(":");
-  const first = methodFields("Method A", kind === "method" ? preferred : "");
-  const second = methodFields("Method B", "vanilla");
+  const first = methodFields("Method A", kind === "method" ? preferred : "balanced");
+  const second = methodFields("Method B", "exact");
   byId("methods").append(first.node, second.node);
   const compare = byId("compare");
   const both = () => {
@@ -24,6 +25,7 @@ export function ask() {
   both();
 
   let running = null;
+  let measured = null; // the last full prefill: what was asked, and its seconds to the first token
   byId("stop").addEventListener("click", () => running?.abort());
   byId("panel-ask").addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
@@ -55,11 +57,24 @@ export function ask() {
     for (const [i, view] of views.entries()) {
       const result = await runOne(view, { ...asked, ...chosen[i].value() }, signal);
       if (result) texts.push(result.text);
+      if (result?.fusion.method === "vanilla" && !result.usage.prompt_tokens_details.cached_tokens) {
+        measured = { asked: JSON.stringify(asked), seconds: result.timing.ttft_s };
+      }
       if (signal.aborted) break;
+    }
+    for (const [i, view] of views.entries()) {
+      if (view.result()) view.beside(await fullPrefill({ ...asked, ...chosen[i].value() }, JSON.stringify(asked)));
     }
     busy(false);
     running = null;
     byId("verdict").textContent = texts.length === 2 ? verdict(texts) : "";
+  }
+
+  /** What a full prefill takes: as it was measured for this question, else as it is expected. */
+  async function fullPrefill(body, asked) {
+    if (measured?.asked === asked) return { seconds: measured.seconds, basis: "measured" };
+    const plan = await send(PATH, "POST", { ...body, explain: true }).catch(() => null);
+    return plan && { seconds: plan.full_prefill_ttft_s, basis: plan.measured ? "estimate" : "assumed" };
   }
 
   return async () => {
@@ -75,16 +90,18 @@ export function ask() {
 }
 
 async function runOne(view, body, signal) {
+  const come = waiting(PATH, body, view.waits);
   try {
-    await stream(PATH, { ...body, include_text: true, include_tokens: true }, signal, view.hear);
-    const result = view.result();
-    if (!result) return null;
-    // Requested afterwards, so that the estimate does not slow the answer down.
-    view.estimate(await send(PATH, "POST", { ...body, explain: true }).catch(() => null));
-    return result;
+    await stream(PATH, { ...body, include_text: true, include_tokens: true }, signal, (event, data) => {
+      if (event === "token") come();
+      view.hear(event, data);
+    });
+    return view.result();
   } catch (error) {
     view.fail(error.name === "AbortError" ? "stopped" : error.message);
     return null;
+  } finally {
+    come();
   }
 }
 

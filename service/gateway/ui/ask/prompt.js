@@ -3,6 +3,7 @@
 import { el, fill } from "../lib/dom.js";
 import { SOURCES, countsOf, inWords, tokensOf } from "./token_trace.js";
 import { count, percent, plural } from "../lib/format.js";
+import { lineFor, passageNames } from "../lib/passage_names.js";
 
 /** `passages` is called before the first token, `show` at the end of the answer. */
 export function promptStrip(id) {
@@ -34,8 +35,9 @@ export function promptStrip(id) {
     passages(citations) {
       node.hidden = false;
       detail.textContent = "What became of the tokens is known when the answer is complete.";
-      for (const citation of citations) {
-        const row = rowOf(titleOf(citation), placeOf(citation));
+      const names = passageNames(citations);
+      for (const [i, citation] of citations.entries()) {
+        const row = rowOf(lineFor(citation, names[i]), placeOf(citation));
         row.querySelector(".tokens").textContent = citation.text;
         passages.set(citation.index, row);
       }
@@ -49,9 +51,10 @@ export function promptStrip(id) {
         return;
       }
       const parts = [["Instruction", rowOf("Instruction", ""), tokens.system, system]];
+      const names = passageNames(response.citations);
       for (const [i, citation] of response.citations.entries()) {
         const row = passages.get(citation.index);
-        parts.push([titleOf(citation), row, tokens.documents[i], documents[i]]);
+        parts.push([lineFor(citation, names[i]), row, tokens.documents[i], documents[i]]);
       }
       parts.push(["Question", rowOf("Question", ""), tokens.question, null]);
       const told = parts.map(([title, row, segment, report]) => {
@@ -66,7 +69,6 @@ export function promptStrip(id) {
   };
 }
 
-const titleOf = (citation) => `[${citation.index}] ${citation.title || citation.doc_id}`;
 const placeOf = (citation) => `${citation.doc_id}, characters ${citation.char_start}–${citation.char_end}`;
 
 function rowOf(title, place) {
@@ -84,6 +86,7 @@ function dress(row, title, tokens, { layers }, report, detail, method) {
   const words = inWords(countsOf(tokens));
   const problems = report?.problems.length ? ` · ${report.problems.join(", ")}` : "";
   const behind = report?.behind ? ` · stored behind ${plural(report.behind, "other passage")}` : "";
+  row.querySelector("h4").textContent = title;
   row.querySelector(".counts").textContent = words + behind + problems;
   fill(row.querySelector(".minimap"), minimap(tokens));
   const box = row.querySelector(".tokens");

@@ -14,8 +14,11 @@ const STAGES = [
   ["first_token", "Sample first token"],
 ];
 
-/** Heading and table for a finished answer; `explanation` is that of the dry run, or null. */
-export function waterfall(id, response, explanation) {
+/**
+ * Heading and table for a finished answer; `full` is what a full prefill takes, {seconds, basis}
+ * with the basis "measured", "estimate" or "assumed", or null.
+ */
+export function waterfall(id, response, full) {
   const { stages, timing } = response;
   const rows = [];
   let at = 0;
@@ -27,13 +30,12 @@ export function waterfall(id, response, explanation) {
   const rest = timing.ttft_s - at;
   if (rest > 0) rows.push({ name: "rest", title: "HTTP and messages", start: at, length: rest, kind: "rest" });
   const totals = [{ name: "ttft", title: "First token", start: 0, length: timing.ttft_s, kind: "ttft" }];
-  if (explanation) {
-    const basis = explanation.measured ? "estimate" : "assumed";
-    totals.push({ name: "full", title: `Full prefill (${basis})`, start: 0, length: explanation.full_prefill_ttft_s, kind: "full" });
+  if (full && response.fusion.method !== "vanilla") {
+    totals.push({ name: "full", title: `Full prefill (${full.basis})`, start: 0, length: full.seconds, kind: "full", about: full.basis !== "measured" });
   }
   const scale = Math.max(...totals.map((row) => row.length), at);
   return [
-    el("header", {}, el("h3", { id }, "Time to first token"), el("p", { class: "quiet" }, comparison(response, explanation))),
+    el("header", {}, el("h3", { id }, "Time to first token"), el("p", { class: "quiet" }, comparison(response, full))),
     el(
       "table",
       { class: "waterfall", "aria-labelledby": id },
@@ -44,20 +46,20 @@ export function waterfall(id, response, explanation) {
   ];
 }
 
-function line({ name, title, start, length, kind }, scale) {
+function line({ name, title, start, length, kind, about }, scale) {
   const bar = el("i", { class: kind, vars: { start: start / scale, length: length / scale } });
   return el(
     "tr",
     { data: { stage: name } },
     el("th", { scope: "row" }, title),
-    el("td", { class: "number" }, `${name === "full" ? "≈ " : ""}${time(length)}`),
+    el("td", { class: "number" }, `${about ? "≈ " : ""}${time(length)}`),
     el("td", { class: "track", "aria-hidden": "true" }, bar),
   );
 }
 
-function comparison({ timing, cache, usage }, explanation) {
+function comparison({ timing, cache, usage }, full) {
   if (cache.recomputed_tokens === usage.prompt_tokens) return "this is a full prefill";
-  if (!explanation || timing.ttft_s <= 0) return "";
-  const times = explanation.full_prefill_ttft_s / timing.ttft_s;
-  return `a full prefill is expected to take ${times.toFixed(1)} times as long`;
+  if (!full || timing.ttft_s <= 0) return "";
+  const takes = full.basis === "measured" ? "took" : "is expected to take";
+  return `a full prefill ${takes} ${(full.seconds / timing.ttft_s).toFixed(1)} times as long`;
 }

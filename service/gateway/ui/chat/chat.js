@@ -63,6 +63,7 @@ export function chat() {
     const from = byId("chat-collection").value;
     const result = await answering(talk, at, choices(), signal, {
       sources: (passages) => view.sources(passages, from),
+      waits: (words) => view.waits(words),
       text(sofar) {
         const follow = atEnd();
         view.grow(sofar);

@@ -3,6 +3,7 @@
 import { el, fill } from "../lib/dom.js";
 import { copy } from "../lib/copy.js";
 import { count, time } from "../lib/format.js";
+import { withMarks } from "../lib/marks.js";
 import { markdown } from "../markdown/markdown.js";
 import { passageList } from "./passages.js";
 
@@ -58,6 +59,10 @@ export function exchangeView(number, question, regenerate) {
       state.textContent = "searching";
       text.setAttribute("aria-busy", "true");
     },
+    /** Says why there is no text yet. */
+    waits(words) {
+      state.textContent = words;
+    },
     sources(found, collection) {
       state.textContent = found.length ? "reading" : "no passages: answering without";
       passages.show(found, collection);
@@ -75,7 +80,7 @@ export function exchangeView(number, question, regenerate) {
       frame = 0;
       whole = answer.text;
       passages.show(answer.passages, answer.collection);
-      body.show(whole);
+      body.show(withMarks(whole, answer.attributions));
       text.setAttribute("aria-busy", "false");
       const empty = answer.text ? "" : "(an empty answer)";
       state.textContent = { done: empty, stopped: "stopped", failed: answer.error }[answer.state];

@@ -3,9 +3,13 @@
 const NAME = "kvstitch.preferences";
 const DEFAULTS = { theme: "auto", method: "", topK: "", maxTokens: "" };
 
+// How the method was kept before it had one of three names.
+const EARLIER = { "profile:fast": "method:fastest", "profile:balanced": "", "profile:exact": "method:exact" };
+
 function stored() {
   try {
-    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
+    const kept = { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
+    return { ...kept, method: EARLIER[kept.method] ?? kept.method };
   } catch {
     return { ...DEFAULTS };
   }
