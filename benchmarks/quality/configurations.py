@@ -180,6 +180,8 @@ def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:
     yield from _rivals(instruction)
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
+    for codec in ("int8", "k8v4", "int4"):
+        yield replace(_scout(QuestionScout(RATIO)), codec=codec)
 
 
 def _rivals(instruction: Sequence[int]) -> Iterator[Configuration]:

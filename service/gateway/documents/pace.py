@@ -13,7 +13,7 @@ MIN_RATE_S = 0.5  # less is not measured: chunks that were stored already are an
 MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
 MEASURED_TOKENS = 1000  # from which on measured bytes are believed
 # Bits of a number, with the scales that stand beside a group of numbers.
-_BITS = {"int8": 8.5, "int4": 4.5, "int2": 2.5}
+_BITS = {"int8": 8.5, "k8v4": 6.75, "int4": 5, "int2": 3}
 _RAW_BITS = {"float32": 32}
 
 
