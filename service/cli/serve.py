@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +77,7 @@ def _start_with(args: argparse.Namespace, start: Callable[[Settings], str | None
     resources.prepare_torch()
     settings = settings_of(args)
     logs.set_up(settings.log_format)
-    for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
+    for noisy in ("faiss", "httpx", "huggingface_hub", "mcp", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     for said in unknown_variables(os.environ):
         logger.warning(said)
@@ -86,15 +87,11 @@ def _start_with(args: argparse.Namespace, start: Callable[[Settings], str | None
         failure = error.message
     if failure is None:
         return 0
-    _say(settings, failure, logging.ERROR)
-    return CANNOT_BE_SERVED
-
-
-def _say(settings: Settings, text: str, level: int = logging.INFO) -> None:
     if settings.log_format == "json":
-        logger.log(level, text)
-    else:
-        print(f"kvstitch: {text}", file=sys.stderr, flush=True)
+        logger.error(failure)
+    else:  # as every command ends that cannot do its work
+        print(f"kvstitch: {failure}", file=sys.stderr, flush=True)
+    return CANNOT_BE_SERVED
 
 
 def _model_folder(settings: Settings) -> Path:
@@ -133,6 +130,7 @@ def _require_loadable(folder: Path, settings: Settings) -> None:
 
 def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | None:
     """Serve until a signal or a failure; return why it failed."""
+    started = time.monotonic()
     folder = _model_folder(settings)  # before the gateway is imported, which takes longer
     from service.gateway.composition import Gateway
     from service.gateway.server import listen, serve
@@ -140,15 +138,13 @@ def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | N
     _require_loadable(folder, settings)
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
-    port = bound.getsockname()[1]
     gateway.claim()
-    _say(
-        settings,
-        f"{gateway.prompts.model} from {folder}, data in {settings.data_dir}, "
-        f"prefix mode {gateway.prompts.prefix_mode}; "
-        f"listening on http://{settings.host}:{port} as soon as it is loaded",
+    logger.info(
+        "loading %s from %s, data in %s, prefix mode %s, port %d",
+        *(gateway.prompts.model, folder, settings.data_dir, gateway.prompts.prefix_mode),
+        bound.getsockname()[1],
     )
-    return serve(gateway, bound, reread)
+    return serve(gateway, bound, started, reread)
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,7 @@ def _become_worker(settings: Settings, address: str) -> NoReturn:
     _require_loadable(folder, settings)
     made = PreparedWorker.of(settings, folder).at(address)
     kv = made.kv_dir or "memory"
-    _say(settings, f"a worker of {made.model} is starting at {made.address}; KV in {kv}")
+    logger.info("a worker of %s is starting at %s; KV in %s", made.model, made.address, kv)
     end, beginning = os.pipe()
     os.write(beginning, made.to_json().encode() + b"\n")
     os.dup2(end, 0)

@@ -15,9 +15,9 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import h11
 import uvicorn
@@ -110,19 +110,17 @@ class DrainingServer(uvicorn.Server):
 def make_server(
     gateway: Gateway,
     *,
-    log_level: str = "info",
     reread: Callable[[], Settings] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> DrainingServer:
     """Return a server for `gateway` at its settings' host and port."""
     settings = gateway.settings
-    # Uvicorn's own handlers write text; without them its lines go where all others go.
-    as_json: dict[str, Any] = {"log_config": None} if settings.log_format == "json" else {}
     config = uvicorn.Config(
         create_app(gateway),
         host=settings.host,
         port=settings.port,
-        log_level=log_level,
+        log_config=None,  # its own handlers would write lines of another kind
+        log_level="warning",
         access_log=False,
         # Streams had their time in drain(); what is still open is cut off.
         timeout_graceful_shutdown=2,
@@ -131,7 +129,6 @@ def make_server(
         http=with_deadlines(
             header_s=settings.header_timeout_s, reading_s=settings.reading_timeout_s
         ),
-        **as_json,
     )
     return DrainingServer(config, gateway, reread, on_ready)
 
@@ -165,10 +162,25 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    gateway: Gateway, bound: socket.socket, reread: Callable[[], Settings] | None = None
+    gateway: Gateway,
+    bound: socket.socket,
+    started: float,
+    reread: Callable[[], Settings] | None = None,
 ) -> str | None:
-    """Serve on a socket from `listen` until a signal or a failure; returns why it failed."""
-    server = make_server(gateway, reread=reread, on_ready=resources.look_after_memory)
+    """Serve on a socket from `listen` until a signal or a failure; return why it failed.
+
+    Args:
+        started: Time on the monotonic clock from which on whoever started it waits.
+    """
+
+    def greet() -> None:
+        resources.look_after_memory()
+        host = gateway.settings.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+        address = f"http://{host}:{bound.getsockname()[1]}/ui"
+        logger.info("ready in %.0f s: %s", time.monotonic() - started, address)
+
+    server = make_server(gateway, reread=reread, on_ready=greet)
     try:
         server.run(sockets=[bound])
     except SystemExit:  # uvicorn raises it when the lifespan does not start

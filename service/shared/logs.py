@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Literal
 
 LogFormat = Literal["text", "json"]
-TEXT: Final = "%(levelname)s %(name)s: %(message)s"
+TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,18 +35,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def set_up(kind: str, *, text: str = TEXT) -> None:
-    """Send this process's logs to stderr, as `text` whose lines look so, or as `json`, then with
-    warnings and what ends the process. Call it before transformers is imported."""
+def set_up(kind: str) -> None:
+    """Send this process's logs to stderr, as `text` or as `json`, then with warnings and what ends
+    the process. Call it before transformers is imported."""
     handler = logging.StreamHandler(sys.stderr)
     if kind == "json":
         handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)
-        # Bars of transformers and the hub are no lines; they are asked when they are imported.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         sys.excepthook = _log_exception
     else:
-        handler.setFormatter(logging.Formatter(text))
+        handler.setFormatter(logging.Formatter(TEXT))
+    if kind == "json" or not sys.stderr.isatty():
+        # Bars of transformers and the hub are no lines; they are asked when they are imported.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

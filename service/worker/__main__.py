@@ -37,7 +37,7 @@ def main() -> int:
     except (ValueError, TypeError) as error:
         print(f"the first line of input is not WorkerSettings as JSON: {error}", file=sys.stderr)
         return REFUSED
-    logs.set_up(settings.log_format, text="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.set_up(settings.log_format)
     try:
         return serve(settings)
     except KvstitchError as error:

@@ -38,7 +38,7 @@ class Rig:
     def __init__(self, gateway: Gateway, worker: FakeWorker | None) -> None:
         self.gateway = gateway
         self.worker = worker
-        self._server: DrainingServer = make_server(gateway, log_level="error")
+        self._server: DrainingServer = make_server(gateway)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         # Reading the certificates of the system would take as long as all else here.

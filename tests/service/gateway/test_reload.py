@@ -121,7 +121,7 @@ def test_sighup_reads_the_file_again(
 
     options = ProcessOptions(address=f"ipc://{data}/nobody.sock")
     gateway = Gateway(read(), folder, embedder=HashingEmbedder(), processes=options)
-    server = make_server(gateway, log_level="error", reread=read)
+    server = make_server(gateway, reread=read)
     said: list[str] = []
 
     def told(expected: str) -> None:

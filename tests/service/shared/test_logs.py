@@ -13,7 +13,7 @@ from service.shared.logs import message_of
 PROGRAM = """
 import logging, sys, warnings
 from service.shared import logs
-logs.set_up(sys.argv[1], text="%(levelname)s %(message)s")
+logs.set_up(sys.argv[1])
 log = logging.getLogger("x")
 log.info("two\\nlines, %s", "\\u00e4 \\u2028")
 warnings.warn("be warned")
@@ -46,7 +46,7 @@ def test_json() -> None:
 
 def test_text() -> None:
     kind, stderr = run("text")
-    assert kind == "text" and stderr.startswith("INFO two\nlines, ä") and "UserWarning" in stderr
+    assert kind == "text" and "INFO x: two\nlines, ä" in stderr and "UserWarning" in stderr
 
 
 @pytest.mark.parametrize(
