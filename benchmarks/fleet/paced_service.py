@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.fleet.paced_worker import COMMAND
@@ -25,7 +26,7 @@ def main() -> int:
     gateway = Gateway(settings, args.model, processes=ProcessOptions(COMMAND))
     bound = listen(settings.host, settings.port)
     gateway.claim()
-    if (failure := serve(gateway, bound)) is not None:
+    if (failure := serve(gateway, bound, time.monotonic())) is not None:
         print(failure, file=sys.stderr)
         return 1
     return 0
