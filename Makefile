@@ -1,5 +1,5 @@
-# make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
-#               (DEMO="--questions all", "--small": docs/console.md)
+# make demo    set up, serve a language model, ask ten questions beside full prefill, leave it running
+#               (DEMO="--model FILE", "--questions all", "--stop": docs/console.md)
 # make test    everything CI runs apart from `make check`, in four processes
 # make test-slow  what takes too long for that: Ray clusters, training, chaos, other people's clients,
 #               and every combination of methods, families and prompts

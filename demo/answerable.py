@@ -1,52 +1,35 @@
-"""Marks the questions that full prefill answers from passages of their own documents alone.
+"""Marks the questions that full prefill answers from their own documents alone.
 
-    python -m demo.answerable
+    python -m demo.answerable [--model FILE]
 
-Every question is asked over its own documents only, with as many passages as there are documents,
-best first by the search; the passage that answers it may still be missed, and then the question is
-not answerable either. No fusion method takes part. `answerable` is written into questions.jsonl.
+No fusion method takes part. `answerable` is written into demo/world/questions.jsonl; the demo draws
+its ten questions among these.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
-
-from demo import scenario
-from demo.asking import ingest
 from demo.client import Client
-from demo.model import fetch
+from demo.model import MODEL, fetch
 from demo.process import free_port, service
 from demo.questions import DemoQuestion, read_demo_questions
-from demo.scenario import BASELINE, QUESTIONS, Scenario
+from demo.scenario import FULL, QUESTIONS, SERVED, ask, documents
 
 
-def is_answerable(client: Client, chosen: Scenario, question: DemoQuestion) -> bool:
-    """Asks one question over its own documents; one that no document answers is not answerable."""
-    if not question.documents:
-        return False
-    answer = client.ask(
-        question.question,
-        BASELINE.name,
-        top_k=len(question.documents),
-        documents=list(question.documents),
-        **chosen.request,
-    )
+def is_answerable(client: Client, question: DemoQuestion) -> bool:
+    pages = list(question.documents)
+    answer = ask(client, question.question, FULL, top_k=len(pages), documents=pages)
     return question.is_right(answer.text)
 
 
 def mark(path: Path, answerable: dict[str, bool]) -> None:
-    """Writes `answerable` into a file of questions; all else stays as it is.
-
-    Args:
-        path: JSON lines.
-        answerable: By question.
-    """
+    """Writes `answerable`, by question, into a file of JSON lines; all else stays as it is."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         row["answerable"] = answerable[row["question"]]
@@ -55,23 +38,24 @@ def mark(path: Path, answerable: dict[str, bool]) -> None:
 
 
 def main() -> int:
-    console = Console()
-    chosen = scenario.prose(fetch())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=MODEL)
+    model = fetch(parser.parse_args().model)
     questions = read_demo_questions(QUESTIONS)
     with tempfile.TemporaryDirectory(prefix="kvstitch-demo-") as scratch:
         data, port = Path(scratch) / "data", free_port()
         data.mkdir()
         with (
-            service(data, port, data / "service.log", chosen.model),
+            service(data, port, data / "service.log", model, SERVED),
             Client(f"http://127.0.0.1:{port}") as client,
         ):
-            ingest(console, client, chosen)
-            found = {q.question: is_answerable(client, chosen, q) for q in questions}
+            for _ in client.precompute(documents()):
+                pass
+            found = {q.question: is_answerable(client, q) for q in questions}
     mark(QUESTIONS, found)
-    asked = Counter((q.split, q.kind) for q in questions)
-    right = Counter((q.split, q.kind) for q in questions if found[q.question])
-    for group, count in asked.items():
-        console.print(*group, f"{right[group]}/{count}", highlight=False)
+    asked = Counter(question.kind for question in questions)
+    right = Counter(question.kind for question in questions if found[question.question])
+    print(", ".join(f"{kind} {right[kind]}/{count}" for kind, count in asked.items()))
     return 0
 
 

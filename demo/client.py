@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,20 +26,16 @@ class Answer:
 
     Attributes:
         ttft: Time to first token in seconds, measured by the client from sending the request.
-        cited: Document ids, as cited, in order.
-        done: The data of the stream's last event.
+        cited: Document ids, as cited, in the order of the prompt.
+        prompt_tokens: Of the whole prompt.
+        cached_tokens: Of these, those whose KV was not computed anew.
     """
 
     text: str
     ttft: float
     cited: tuple[str, ...]
-    done: dict[str, Any]
-
-    @property
-    def server_ttft(self) -> float | None:
-        """Time to first token in seconds as the server reports it, if it does."""
-        value = (self.done.get("timing") or {}).get("ttft_s")
-        return float(value) if value is not None else None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Client:
@@ -85,40 +81,45 @@ class Client:
             time.sleep(POLL_SECONDS)
 
     def ask(
-        self, question: str, method: str, ratio: float | None = None, top_k: int = 3, **more: Any
+        self,
+        question: str,
+        method: str | None = None,
+        *,
+        on_text: Callable[[str], None] = lambda text: None,
+        **more: Any,
     ) -> Answer:
         """Ask a question, read the streamed answer and time its first token.
 
         Args:
             question: In plain text.
-            method: Of fusion.
-            ratio: Where the method has one.
-            top_k: Passages to answer from.
+            method: Of fusion; none: the service's default.
+            on_text: Is given each piece of the answer as it arrives.
             more: Further fields of the request.
         """
         ttft = float("nan")
-        body = request_body(question, method, ratio, top_k) | more
+        body = request_body(question, method) | more
         del body["question"], body["stream"]
         began = time.perf_counter()
         with self._client.stream(question, **cast(GenerateOptions, body)) as stream:
             for event in stream:
-                if isinstance(event, Token) and ttft != ttft:
-                    ttft = time.perf_counter() - began
+                if isinstance(event, Token):
+                    ttft = time.perf_counter() - began if ttft != ttft else ttft
+                    on_text(event.text)
             found = stream.result
         cited = tuple(citation.doc_id for citation in found.citations)
-        return Answer(found.text.strip(), ttft, cited, dict(found.raw))
+        usage = found.raw["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        return Answer(found.text.strip(), ttft, cited, usage["prompt_tokens"], cached)
 
 
-def request_body(question: str, method: str, ratio: float | None, top_k: int) -> dict[str, Any]:
-    fusion: dict[str, Any] = {"method": method}
-    if ratio is not None:
-        fusion["ratio"] = ratio
-    return {
+def request_body(question: str, method: str | None, top_k: int | None = None) -> dict[str, Any]:
+    body: dict[str, Any] = {
         "question": question,
-        "top_k": top_k,
-        "fusion": fusion,
         "max_tokens": 16,
         "temperature": 0,
         "stream": True,
         "prefix_cache": False,  # what an earlier prompt left would hide what a method costs
     }
+    if method is not None:
+        body["fusion"] = {"method": method}
+    return body | ({"top_k": top_k} if top_k is not None else {})

@@ -1,13 +1,16 @@
-"""Starts the service as a subprocess on a free port, and stops it again."""
+"""Starts the service as a process of its own, stops it again, and finds the one that was left."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,17 +20,28 @@ from demo.client import ServiceError
 
 START_SECONDS = 600.0
 STOP_SECONDS = 30.0
+LEFT = "demo.json"
+"""In the data folder of a service that was left running: its process and address."""
 
 
-def free_port() -> int:
+def free_port(wanted: int = 0) -> int:
+    """`wanted` if nothing listens there, otherwise any port that is free."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return free_port()
         return int(probe.getsockname()[1])
 
 
 @contextmanager
 def service(
-    data_dir: Path, port: int, log: Path, model: Path | None = None
+    data_dir: Path,
+    port: int,
+    log: Path,
+    model: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the service and stops it when the block ends.
 
@@ -36,19 +50,22 @@ def service(
     Args:
         log: Where standard output and standard error of the service go.
         model: Folder that is served; none: the model inside the package.
+        options: Of `serve`, besides these.
 
     Yields:
-        The process, once the service is ready.
+        The process, once the service is ready. It does not get the terminal's Ctrl-C.
 
     Raises:
         ServiceError: The service ended, or was not ready after `START_SECONDS`.
     """
     command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--data-dir", str(data_dir)]
+    command += ["--port", str(port), "--data-dir", str(data_dir), *options]
     if model is not None:
         command += ["--model", str(model)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         _wait_until_ready(process, port, log)
         yield process
@@ -64,6 +81,43 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def leave(process: subprocess.Popen[bytes], data_dir: Path, url: str) -> None:
+    """Notes a service that goes on when the demo ends."""
+    (data_dir / LEFT).write_text(json.dumps({"pid": process.pid, "url": url}))
+
+
+def left_running(data_dir: Path) -> str | None:
+    """The address of the service that was left with this folder, if it still runs."""
+    found = _left(data_dir)
+    return None if found is None else found[1]
+
+
+def stop_left(data_dir: Path) -> bool:
+    """Ends the service that was left, and removes its folder; False if there was none."""
+    found = _left(data_dir)
+    if found is not None:
+        os.kill(found[0], signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _left(data_dir) is not None:
+            if time.monotonic() > deadline:
+                os.kill(found[0], signal.SIGKILL)
+            time.sleep(0.1)
+    if (data_dir / LEFT).is_file():
+        shutil.rmtree(data_dir)
+    return found is not None
+
+
+def _left(data_dir: Path) -> tuple[int, str] | None:
+    """Process and address; a process of that number that serves something else is not ours."""
+    try:
+        noted = json.loads((data_dir / LEFT).read_text())
+        command = Path(f"/proc/{noted['pid']}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    ours = str(data_dir).encode() in command
+    return (int(noted["pid"]), str(noted["url"])) if ours else None
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -1,7 +1,9 @@
 """What the demo asks, and when an answer is right.
 
-A question with an answer is right if one of its accepted answers stands in the text, before any
-of the wrong ones. One that the documents do not answer is right if the text says so.
+Judging is strict: an accepted answer stands in the text and is not denied there; the other side of
+a comparison is named behind "than" or not at all; no word says the opposite of what was asked
+("more" where the question has "fewer"); and the text does not say that the documents are silent. A
+question that the documents do not answer is right if the text does say so.
 """
 
 from __future__ import annotations
@@ -16,13 +18,6 @@ Kind = Literal["single", "reworded", "two", "comparison", "absent"]
 Split = Literal["development", "test"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SPLITS: tuple[Split, ...] = get_args(Split)
-KIND_NAMES: dict[Kind, str] = {
-    "single": "one fact",
-    "reworded": "one fact, in other words",
-    "two": "two documents",
-    "comparison": "comparison",
-    "absent": "not in the documents",
-}
 NOT_THERE = re.compile(
     r"\b(?:(?:do|does|did|is|are|was|were|can|could)(?: not|n[o']t)(?: explicitly| directly)? "
     r"(?:say|state|mention|contain|provide|specif|give|tell|include|know|list|find|be found|answer)"
@@ -30,6 +25,24 @@ NOT_THERE = re.compile(
     re.IGNORECASE,
 )
 """How a text says that the documents do not hold the answer."""
+_NO = r"(?:\b(?:not|no|never|neither|nor|unlike|except|without)|n't)\b"
+_DENIED = re.compile(rf"{_NO}(?: (?!but\b|than\b)\w+){{0,3}} ?$")
+_CONTRAST = (
+    r"(?:rather than|instead of|(?:and |but )?not|compared (?:to|with)|unlike|than|before|after)"
+)
+_POLES = tuple(
+    (re.compile(rf"\b(?:{one})\b"), re.compile(rf"\b(?:{other})\b"))
+    for one, other in (
+        ("more|most|greater|greatest", "fewer|fewest|less|least"),
+        ("larger|largest|bigger|biggest|greater|greatest", "smaller|smallest"),
+        ("longer|longest", "shorter|shortest"),
+        ("higher|highest|taller|tallest", "lower|lowest|smaller|shorter"),
+        ("older|oldest|earlier|earliest|before|first", "younger|newer|later|latest|after|last"),
+        ("warmer|hotter|warmest", "colder|cooler|coldest"),
+        ("cheaper|cheapest", "dearer|costlier|more expensive"),
+        ("faster|fastest", "slower|slowest"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +52,12 @@ class DemoQuestion:
     Attributes:
         kind: What it takes to answer it.
         answers: Accepted answers, as the documents put them first; none if they hold none.
-        wrong: What must not be named before an accepted answer: the other side of a comparison.
+        wrong: What must not be named as the answer: the other side of a comparison.
         documents: Ids of the documents that hold the answer.
         split: Formats and settings are chosen on `development`; figures are from `test`.
-        answerable: Whether full prefill of the demo's model answers it from passages of these
-            documents alone (demo/answerable.py). What it cannot answer even then says nothing
-            about how a method treats several passages.
+        answerable: Whether full prefill of SmolLM2 answers it from these documents alone
+            (demo/answerable.py). What it cannot answer even then says nothing about how a method
+            treats several passages.
     """
 
     question: str
@@ -60,18 +73,33 @@ class DemoQuestion:
         return self.answers[0] if self.answers else "(not in the documents)"
 
     def is_right(self, text: str) -> bool:
+        plain = _plain(text)
         if not self.answers:
-            return NOT_THERE.search(text) is not None
-        named = [at for answer in self.answers if (at := _place(answer, text)) is not None]
-        misled = [at for wrong in self.wrong if (at := _place(wrong, text)) is not None]
-        return bool(named) and (not misled or min(named) < min(misled))
+            return NOT_THERE.search(plain) is not None
+        for wrong in self.wrong:  # what the answer is set against may be named so
+            plain = re.sub(rf"\b{_CONTRAST} (?:the |that of |in )?{_words(wrong)}", "", plain)
+        found = [match for answer in self.answers for match in _places(answer, plain)]
+        named = any(not _DENIED.search(plain[: match.start()]) for match in found)
+        misled = any(_places(wrong, plain) for wrong in self.wrong)
+        return named and not misled and not NOT_THERE.search(plain) and not self._turned(plain)
+
+    def _turned(self, plain: str) -> bool:
+        """Whether a comparison is answered in the other direction, or denied."""
+        if self.kind != "comparison":
+            return False
+        asked = self.question.casefold()
+        pairs = [*_POLES, *((other, one) for one, other in _POLES)]
+        turned = any(one.search(asked) and other.search(plain) for one, other in pairs)
+        return turned or re.search(_NO, plain) is not None
 
 
-def _place(phrase: str, text: str) -> int | None:
-    """Where `phrase` stands in `text` as whole words, in any case; plurals count."""
-    pattern = rf"(?<![\w.]){re.escape(_plain(phrase))}(?:e?s|'s)?(?!\w|\.\d)"
-    found = re.search(pattern, _plain(text))
-    return found.start() if found else None
+def _words(phrase: str) -> str:
+    """The pattern of `phrase` as whole words; plurals count."""
+    return rf"(?<![\w.]){re.escape(_plain(phrase))}(?:e?s|'s)?(?!\w|\.\d)"
+
+
+def _places(phrase: str, plain: str) -> list[re.Match[str]]:
+    return list(re.finditer(_words(phrase), plain))
 
 
 def _plain(text: str) -> str:

