@@ -1,8 +1,8 @@
-"""Marks the questions that full prefill answers from their own documents alone.
+"""Marks the questions that full prefill of SmolLM2 answers, asked as the demo asks them.
 
     python -m demo.answerable [--model FILE]
 
-No fusion method takes part. `answerable` is written into demo/world/questions.jsonl; the demo draws
+No other method takes part. `answerable` is written into demo/world/questions.jsonl; the demo draws
 its ten questions among these.
 """
 
@@ -18,14 +18,8 @@ from pathlib import Path
 from demo.client import Client
 from demo.model import MODEL, fetch
 from demo.process import free_port, service
-from demo.questions import DemoQuestion, read_demo_questions
+from demo.questions import read_demo_questions
 from demo.scenario import FULL, QUESTIONS, SERVED, ask, documents
-
-
-def is_answerable(client: Client, question: DemoQuestion) -> bool:
-    pages = list(question.documents)
-    answer = ask(client, question.question, FULL, top_k=len(pages), documents=pages)
-    return question.is_right(answer.text)
 
 
 def mark(path: Path, answerable: dict[str, bool]) -> None:
@@ -51,7 +45,8 @@ def main() -> int:
         ):
             for _ in client.precompute(documents()):
                 pass
-            found = {q.question: is_answerable(client, q) for q in questions}
+            client.wait_complete()
+            found = {q.question: q.is_right(ask(client, q.question, FULL).text) for q in questions}
     mark(QUESTIONS, found)
     asked = Counter(question.kind for question in questions)
     right = Counter(question.kind for question in questions if found[question.question])

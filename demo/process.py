@@ -21,7 +21,7 @@ from demo.client import ServiceError
 START_SECONDS = 600.0
 STOP_SECONDS = 30.0
 LEFT = "demo.json"
-"""In the data folder of a service that was left running: its process and address."""
+"""In the data folder of a demo: its service's process and address."""
 
 
 def free_port(wanted: int = 0) -> int:
@@ -35,25 +35,15 @@ def free_port(wanted: int = 0) -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def service(
-    data_dir: Path,
-    port: int,
-    log: Path,
-    model: Path | None = None,
-    options: Sequence[str] = (),
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the service and stops it when the block ends.
-
-    It is sent SIGTERM, and SIGKILL if it still runs after `STOP_SECONDS`.
+def start(
+    data_dir: Path, port: int, log: Path, model: Path | None, options: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts the service, and returns when it is ready. It does not get the terminal's Ctrl-C.
 
     Args:
         log: Where standard output and standard error of the service go.
         model: Folder that is served; none: the model inside the package.
         options: Of `serve`, besides these.
-
-    Yields:
-        The process, once the service is ready. It does not get the terminal's Ctrl-C.
 
     Raises:
         ServiceError: The service ended, or was not ready after `START_SECONDS`.
@@ -68,12 +58,26 @@ def service(
         )
     try:
         _wait_until_ready(process, port, log)
+    except BaseException:
+        stop(process)
+        raise
+    return process
+
+
+@contextmanager
+def service(
+    data_dir: Path, port: int, log: Path, model: Path | None = None, options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the service as `start` does, and stops it when the block ends."""
+    process = start(data_dir, port, log, model, options)
+    try:
         yield process
     finally:
         stop(process)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
+    """Sends SIGTERM, and SIGKILL if it still runs after `STOP_SECONDS`."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -83,8 +87,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def leave(process: subprocess.Popen[bytes], data_dir: Path, url: str) -> None:
-    """Notes a service that goes on when the demo ends."""
+def claim(data_dir: Path) -> None:
+    """Makes the folder, or empties it if it is an earlier demo's.
+
+    Raises:
+        ServiceError: It holds what no demo has put there.
+    """
+    if (data_dir / LEFT).is_file():
+        shutil.rmtree(data_dir)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    if any(data_dir.iterdir()):
+        raise ServiceError(f"{data_dir} holds files that are not the demo's: name another folder")
+    (data_dir / LEFT).write_text("{}")
+
+
+def note(process: subprocess.Popen[bytes], data_dir: Path, url: str) -> None:
+    """Notes the service of a folder, so that `stop_left` finds it when the demo has ended."""
     (data_dir / LEFT).write_text(json.dumps({"pid": process.pid, "url": url}))
 
 
@@ -114,7 +132,7 @@ def _left(data_dir: Path) -> tuple[int, str] | None:
     try:
         noted = json.loads((data_dir / LEFT).read_text())
         command = Path(f"/proc/{noted['pid']}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+    except (OSError, KeyError):
         return None
     ours = str(data_dir).encode() in command
     return (int(noted["pid"]), str(noted["url"])) if ours else None

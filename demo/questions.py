@@ -17,7 +17,6 @@ from typing import Literal, get_args
 Kind = Literal["single", "reworded", "two", "comparison", "absent"]
 Split = Literal["development", "test"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SPLITS: tuple[Split, ...] = get_args(Split)
 NOT_THERE = re.compile(
     r"\b(?:(?:do|does|did|is|are|was|were|can|could)(?: not|n[o']t)(?: explicitly| directly)? "
     r"(?:say|state|mention|contain|provide|specif|give|tell|include|know|list|find|be found|answer)"
@@ -55,9 +54,8 @@ class DemoQuestion:
         wrong: What must not be named as the answer: the other side of a comparison.
         documents: Ids of the documents that hold the answer.
         split: Formats and settings are chosen on `development`; figures are from `test`.
-        answerable: Whether full prefill of SmolLM2 answers it from these documents alone
-            (demo/answerable.py). What it cannot answer even then says nothing about how a method
-            treats several passages.
+        answerable: Whether full prefill of SmolLM2 answers it (demo/answerable.py). What it cannot
+            answer says nothing about how a method treats passages.
     """
 
     question: str

@@ -6,11 +6,9 @@ The service is left running for documents of your own; `--stop` ends it and remo
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from demo.client import Client, ServiceError
 from demo.model import ModelMissing, choose, title
-from demo.process import free_port, leave, left_running, service, stop_left
+from demo.process import claim, free_port, left_running, note, start, stop, stop_left
 from demo.race import race
 from demo.reorder import reorder
 from demo.report import costs, print_answers, print_kinds, summary
@@ -55,7 +53,7 @@ def show(console: Console, client: Client, data_dir: Path, count: int | None) ->
     full = race(console, client, drawn.race.question)
     console.print(f"{full.prompt_tokens} tokens in {len(full.cited)} passages", highlight=False)
     console.rule("2  the same passages in another order, one replaced")
-    reorder(console, client, titles, full, drawn.race.documents[0])
+    reorder(console, client, titles, drawn.race)
     console.rule(f"3  {len(drawn.asked)} questions")
     outcomes: list[Outcome] = []
     with Progress(console=console, transient=True) as bar:
@@ -98,18 +96,18 @@ def run(console: Console, args: argparse.Namespace) -> int:
         console.print(f"The last demo's service runs at {url}. End it with: make demo DEMO=--stop")
         return 2
     folder = choose(args.model)
-    shutil.rmtree(data_dir, ignore_errors=True)
-    data_dir.mkdir(parents=True)
+    claim(data_dir)
     port = args.port or free_port(PORT)
     url = f"http://127.0.0.1:{port}"
     console.print(f"starting the service with {title(folder)} ...", highlight=False)
-    with ExitStack() as stack:
-        log = data_dir.with_suffix(".log")
-        process = stack.enter_context(service(data_dir, port, log, folder, SERVED))
+    process = start(data_dir, port, data_dir / "service.log", folder, SERVED)
+    note(process, data_dir, url)
+    try:
         with Client(url) as client:
             show(console, client, data_dir, args.questions)
-        leave(process, data_dir, url)
-        stack.pop_all()
+    except BaseException:
+        stop(process)
+        raise
     print_next(console, url)
     return 0
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 import torch  # noqa: F401  the kernels use its OpenMP
 
-from demo.process import left_running
+from demo.client import ServiceError
+from demo.process import claim, left_running, stop_left
 from demo.scenario import documents
 from service.worker.kernels.cpu.native import why_missing
 from tests.e2e.models import tiny
@@ -56,8 +57,8 @@ def test_the_service_is_left_running_until_stop(tmp_path: Path) -> None:
     assert "\x1b" not in said
     lanes = r"full prefill first word \d+\.\d\d s, all .*\nkvstitch     first word \d"
     assert re.search(lanes, said)
-    before, now = re.findall(r"passages (?:before|now): +(.*)", said)
-    held_before, held_now = before.split(", "), now.split(", ")
+    first, now = re.findall(r"^(?:first|now) +“.*” (.*)", said, re.MULTILINE)
+    held_before, held_now = first.split(", "), now.split(", ")
     assert len(held_before) == len(held_now) == 5
     assert len(set(held_before) & set(held_now)) == 4
     assert re.search(r"right: full prefill \d/2, kvstitch \d/2; same text \d/2", said)
@@ -90,6 +91,14 @@ def test_without_a_model_it_says_why(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "smollm2 could not be fetched" in done.stdout
     assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(ServiceError, match="not the demo's"):
+        claim(tmp_path)
+    assert not stop_left(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_a_number_of_questions_is_checked() -> None:
