@@ -39,7 +39,7 @@ class Answer:
 
 
 class Client:
-    """What the demo asks a service for, used as a context manager."""
+    """Used as a context manager."""
 
     def __init__(self, base_url: str, timeout: float = 120.0) -> None:
         self._client = kvstitch.client.Client(base_url, timeout_s=timeout, max_retries=0)
@@ -53,11 +53,7 @@ class Client:
     def precompute(self, documents: list[CorpusDocument]) -> Iterator[tuple[int, int]]:
         """Send documents to be precomputed, and wait for them.
 
-        Yields:
-            Documents done, and documents in all.
-
-        Raises:
-            ServiceError: The job failed.
+        Yields documents done, and documents in all. Raises ServiceError if the job failed.
         """
         source = {"source": "demo"}
         job = self._client.precompute(

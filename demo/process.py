@@ -108,8 +108,7 @@ def note(process: subprocess.Popen[bytes], data_dir: Path, url: str) -> None:
 
 def left_running(data_dir: Path) -> str | None:
     """The address of the service that was left with this folder, if it still runs."""
-    found = _left(data_dir)
-    return None if found is None else found[1]
+    return found[1] if (found := _left(data_dir)) else None
 
 
 def stop_left(data_dir: Path) -> bool:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.client import Answer, Client
+from demo.report import say
 from demo.scenario import FULL, ask
 
 
@@ -53,11 +54,11 @@ class Lane:
 def race(console: Console, client: Client, question: str) -> Answer:
     """Shows both streams, in a terminal as they come; returns full prefill's answer."""
     lanes = Lane("full prefill", FULL), Lane("kvstitch", None)
-    console.print(f"“{question}”", style="bold", highlight=False)
+    say(console, f"“{question}”", "bold")
     if not console.is_terminal:
         full, _ = [lane.run(client, question) for lane in lanes]
         for lane in lanes:
-            console.print(f"{lane.title:12} {lane.times}: {lane.text.strip()}", highlight=False)
+            say(console, f"{lane.title:12}  {lane.times}: {lane.text.strip()}")
         return full
     table = Table.grid(expand=True)
     for _ in lanes:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from demo.client import Client
 from demo.questions import DemoQuestion
+from demo.report import say
 from demo.scenario import FULL, ask, single_facts
 
 
@@ -30,13 +31,13 @@ def reorder(
     ours = ask(client, question, None, documents=pages)
     for name, asked, answer in (("first", first.question, before), ("now", question, full)):
         order = ", ".join(titles[page] for page in answer.cited)
-        console.print(f"{name:5} “{asked}” {order}", highlight=False)
+        say(console, f"{name:5} “{asked}” {order}")
     for name, source, answer in (
         ("full prefill, the first prompt again", "a prefix cache", again),
         ("full prefill, now", "a prefix cache", full),
         ("kvstitch, now", "stored passages", ours),
     ):
         reused = f"{answer.cached_tokens} of {answer.prompt_tokens} tokens from {source}"
-        console.print(f"{name:36}  first word {answer.ttft:5.2f} s, {reused}", highlight=False)
+        say(console, f"{name:36}  first word {answer.ttft:5.2f} s, {reused}")
     same = "kvstitch the same" if ours.text == full.text else f"kvstitch: {ours.text}"
-    console.print(f"{full.text} ({same})", highlight=False)
+    say(console, f"{full.text} ({same})")

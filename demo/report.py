@@ -1,4 +1,4 @@
-"""The demo's tables: answers side by side, right answers by kind of question, what it costs."""
+"""The demo's lines and tables: answers side by side, right ones by kind, what it costs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from rich.text import Text
 from demo.client import Answer
 from demo.questions import KINDS
 from demo.scenario import Outcome
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Prints a line as it is; only a terminal, or a picture of one, breaks it."""
+    soft_wrap = not (console.is_terminal or console.record)
+    console.print(Text(text, style), soft_wrap=soft_wrap)
 
 
 def print_answers(console: Console, outcomes: Sequence[Outcome], *, long: bool) -> None:

@@ -19,7 +19,7 @@ from demo.model import ModelMissing, choose, title
 from demo.process import claim, free_port, left_running, note, start, stop, stop_left
 from demo.race import race
 from demo.reorder import reorder
-from demo.report import costs, print_answers, print_kinds, summary
+from demo.report import costs, print_answers, print_kinds, say, summary
 from demo.scenario import FULL, SERVED, Outcome, ask, ask_both, documents, draw
 from kvstitch.client import KvstitchError
 
@@ -51,7 +51,7 @@ def show(console: Console, client: Client, data_dir: Path, count: int | None) ->
         ask(client, drawn.warm_up.question, method)
     console.rule("1  one question, two streams")
     full = race(console, client, drawn.race.question)
-    console.print(f"{full.prompt_tokens} tokens in {len(full.cited)} passages", highlight=False)
+    say(console, f"{full.prompt_tokens} tokens in {len(full.cited)} passages")
     console.rule("2  the same passages in another order, one replaced")
     reorder(console, client, titles, drawn.race)
     console.rule(f"3  {len(drawn.asked)} questions")
@@ -62,9 +62,9 @@ def show(console: Console, client: Client, data_dir: Path, count: int | None) ->
     print_answers(console, outcomes, long=count is None)
     if count is None:
         print_kinds(console, outcomes)
-    console.print(summary(outcomes), highlight=False)
+    say(console, summary(outcomes))
     console.rule("4  what it costs")
-    console.print(costs(outcomes, seconds, stored, len(titles)), highlight=False)
+    say(console, costs(outcomes, seconds, stored, len(titles)))
 
 
 def print_next(console: Console, url: str) -> None:
@@ -74,10 +74,10 @@ def print_next(console: Console, url: str) -> None:
     name = program.relative_to(here) if program.is_relative_to(here) else program
     where = "--collection mine" + ("" if url.endswith(f":{PORT}") else f" --url {url}")
     console.rule("yours")
-    console.print(f"The service goes on; its console: {url}/ui. With your own files:")
+    say(console, f"The service goes on; its console: {url}/ui. With your own files:")
     for command in ("ingest FOLDER", 'ask "QUESTION"', 'ask "QUESTION" --compare question_scout'):
-        console.print(f"  {name} {command} {where}", markup=False, highlight=False, soft_wrap=True)
-    console.print("It ends, and its folder goes, with: make demo DEMO=--stop", highlight=False)
+        say(console, f"  {name} {command} {where}")
+    say(console, "It ends, and its folder goes, with: make demo DEMO=--stop")
 
 
 def run(console: Console, args: argparse.Namespace) -> int:
@@ -90,16 +90,16 @@ def run(console: Console, args: argparse.Namespace) -> int:
     """
     data_dir: Path = args.data_dir.resolve()
     if args.stop:
-        console.print("stopped" if stop_left(data_dir) else "no service of the demo is running")
+        say(console, "stopped" if stop_left(data_dir) else "no service of the demo is running")
         return 0
     if (url := left_running(data_dir)) is not None:
-        console.print(f"The last demo's service runs at {url}. End it with: make demo DEMO=--stop")
+        say(console, f"The last demo's service runs at {url}. End it: make demo DEMO=--stop")
         return 2
     folder = choose(args.model)
     claim(data_dir)
     port = args.port or free_port(PORT)
     url = f"http://127.0.0.1:{port}"
-    console.print(f"starting the service with {title(folder)} ...", highlight=False)
+    say(console, f"starting the service with {title(folder)} ...")
     process = start(data_dir, port, data_dir / "service.log", folder, SERVED)
     note(process, data_dir, url)
     try:
@@ -137,7 +137,7 @@ def main() -> int:
     try:
         return run(console, args)
     except (ModelMissing, ServiceError, KvstitchError) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
+        say(console, str(error), "red")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -34,14 +34,13 @@ def test_the_service_is_left_running_until_stop(tmp_path: Path) -> None:
     model = tiny(tmp_path / "tiny", [page.text for page in documents()], context=8192)
     data = tmp_path / "data"
     where = ("--data-dir", str(data))
-    picture = tmp_path / "demo.svg"
-    asked = ("--questions", "2", "--model", str(model), "--picture", str(picture))
+    asked = ("--questions", "2", "--model", str(model))
     try:
         done = run(*where, *asked)
         assert done.returncode == 0, done.stdout + done.stderr
         url = left_running(data)
         assert url is not None and httpx.get(f"{url}/ui", follow_redirects=True).is_success
-        held = httpx.get(f"{url}/v1/documents/kenya")
+        held = httpx.get(f"{url}/admin/documents/kenya")
         assert held.is_success, held.text
         again = run(*where, *asked)
         assert (again.returncode, url in again.stdout) == (2, True)
@@ -55,16 +54,16 @@ def test_the_service_is_left_running_until_stop(tmp_path: Path) -> None:
 
     said = done.stdout
     assert "\x1b" not in said
-    lanes = r"full prefill first word \d+\.\d\d s, all .*\nkvstitch     first word \d"
-    assert re.search(lanes, said)
+    for lane in ("full prefill", "kvstitch    "):
+        assert re.search(rf"^{lane}  first word \d+\.\d\d s, all \d+\.\d\d s: ", said, re.M)
     first, now = re.findall(r"^(?:first|now) +“.*” (.*)", said, re.MULTILINE)
     held_before, held_now = first.split(", "), now.split(", ")
     assert len(held_before) == len(held_now) == 5
-    assert len(set(held_before) & set(held_now)) == 4
+    assert len(set(held_before) & set(held_now)) >= 3  # its tokenizer makes two of some pages
+    assert held_before != held_now
     assert re.search(r"right: full prefill \d/2, kvstitch \d/2; same text \d/2", said)
     assert re.search(r"precomputing 64 pages: \d+ s and \d\.\d\d GiB, once", said)
     assert f"{url}/ui" in said and "kvstitch ingest FOLDER" in said
-    assert picture.read_text().startswith("<svg")
 
 
 @pytest.mark.slow
@@ -73,14 +72,17 @@ def test_smollm2_is_taken_where_no_model_is_there(tmp_path: Path) -> None:
     if (reason := why_missing()) is not None:
         pytest.skip(f"the real model computes for ten minutes here: {reason}")
     where = ("--data-dir", str(tmp_path / "data"))
+    picture = tmp_path / "demo.svg"
+    asked = ("--questions", "4", "--picture", str(picture))
     try:
-        done = run(*where, "--questions", "4", XDG_CACHE_HOME=str(tmp_path / "cache"))
+        done = run(*where, *asked, XDG_CACHE_HOME=str(tmp_path / "cache"))
         if done.returncode == 2 and "could not be fetched" in done.stdout:
             pytest.skip(done.stdout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "with smollm2" in done.stdout
         right = re.search(r"right: full prefill (\d)/4, kvstitch (\d)/4", done.stdout)
         assert right and min(map(int, right.groups())) >= 2
+        assert picture.read_text().startswith("<svg")
     finally:
         run(*where, "--stop")
 
