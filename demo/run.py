@@ -75,7 +75,7 @@ def print_next(console: Console, url: str) -> None:
     where = "--collection mine" + ("" if url.endswith(f":{PORT}") else f" --url {url}")
     console.rule("yours")
     say(console, f"The service goes on; its console: {url}/ui. With your own files:")
-    for command in ("ingest FOLDER", 'ask "QUESTION"', 'ask "QUESTION" --compare question_scout'):
+    for command in ("ingest FOLDER", 'ask "QUESTION"', 'ask "QUESTION" --compare balanced'):
         say(console, f"  {name} {command} {where}")
     say(console, "It ends, and its folder goes, with: make demo DEMO=--stop")
 
