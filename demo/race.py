@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.client import Answer, Client
-from demo.report import say
+from demo.report import is_plain, say
 from demo.scenario import FULL, ask
 
 
@@ -55,7 +55,7 @@ def race(console: Console, client: Client, question: str) -> Answer:
     """Shows both streams, in a terminal as they come; returns full prefill's answer."""
     lanes = Lane("full prefill", FULL), Lane("kvstitch", None)
     say(console, f"“{question}”", "bold")
-    if not console.is_terminal:
+    if is_plain(console):
         full, _ = [lane.run(client, question) for lane in lanes]
         for lane in lanes:
             say(console, f"{lane.title:12}  {lane.times}: {lane.text.strip()}")

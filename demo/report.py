@@ -15,10 +15,14 @@ from demo.questions import KINDS
 from demo.scenario import Outcome
 
 
+def is_plain(console: Console) -> bool:
+    """Whether nothing may move: in a pipe, and in a picture, which would hold every step."""
+    return not console.is_terminal or console.record
+
+
 def say(console: Console, text: str, style: str = "") -> None:
-    """Prints a line as it is; only a terminal, or a picture of one, breaks it."""
-    soft_wrap = not (console.is_terminal or console.record)
-    console.print(Text(text, style), soft_wrap=soft_wrap)
+    """Prints a line; only a terminal, or a picture of one, breaks it."""
+    console.print(Text(text, style), soft_wrap=not (console.is_terminal or console.record))
 
 
 def print_answers(console: Console, outcomes: Sequence[Outcome], *, long: bool) -> None:

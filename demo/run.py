@@ -19,7 +19,7 @@ from demo.model import ModelMissing, choose, title
 from demo.process import claim, free_port, left_running, note, start, stop, stop_left
 from demo.race import race
 from demo.reorder import reorder
-from demo.report import costs, print_answers, print_kinds, say, summary
+from demo.report import costs, is_plain, print_answers, print_kinds, say, summary
 from demo.scenario import FULL, SERVED, Outcome, ask, ask_both, documents, draw
 from kvstitch.client import KvstitchError
 
@@ -27,16 +27,22 @@ DATA_DIR = Path(__file__).parents[1] / "build" / "demo"
 PORT = 8000
 
 
+def progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    clock = TimeElapsedColumn()
+    return Progress(*columns, clock, console=console, transient=True, disable=is_plain(console))
+
+
 def ingest(console: Console, client: Client) -> float:
     """Precomputes the pages, and returns the seconds that it took."""
     pages = documents()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    say(console, f"precomputing {len(pages)} pages, each twice: to stand first, and behind others")
     began = time.perf_counter()
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"precomputing {len(pages)} pages", total=None)
-        for done, total in client.precompute(pages):
-            bar.update(task, completed=done, total=total)
-        bar.update(task, description="storing the second copy of each passage")
+    with progress(console) as bar:
+        task = bar.add_task("pages", total=len(pages))
+        for done, _ in client.precompute(pages):
+            bar.update(task, completed=done)
+        bar.update(task, description="the second copies")
         client.wait_complete()
     return time.perf_counter() - began
 
@@ -56,7 +62,7 @@ def show(console: Console, client: Client, data_dir: Path, count: int | None) ->
     reorder(console, client, titles, drawn.race)
     console.rule(f"3  {len(drawn.asked)} questions")
     outcomes: list[Outcome] = []
-    with Progress(console=console, transient=True) as bar:
+    with progress(console) as bar:
         for index, question in enumerate(bar.track(drawn.asked, description="asking")):
             outcomes.append(ask_both(client, question, index))
     print_answers(console, outcomes, long=count is None)
