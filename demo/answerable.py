@@ -22,15 +22,6 @@ from demo.questions import read_demo_questions
 from demo.scenario import FULL, QUESTIONS, SERVED, ask, documents
 
 
-def mark(path: Path, answerable: dict[str, bool]) -> None:
-    """Writes `answerable`, by question, into a file of JSON lines; all else stays as it is."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        row["answerable"] = answerable[row["question"]]
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    path.write_text("".join(lines), encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=MODEL)
@@ -47,7 +38,10 @@ def main() -> int:
                 pass
             client.wait_complete()
             found = {q.question: q.is_right(ask(client, q.question, FULL).text) for q in questions}
-    mark(QUESTIONS, found)
+    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    marked = [row | {"answerable": found[row["question"]]} for row in rows]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in marked]
+    QUESTIONS.write_text("".join(lines), encoding="utf-8")
     asked = Counter(question.kind for question in questions)
     right = Counter(question.kind for question in questions if found[question.question])
     print(", ".join(f"{kind} {right[kind]}/{count}" for kind, count in asked.items()))
