@@ -149,9 +149,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 
 def _ready(client: httpx.Client) -> bool:
-    """Ask where no API key is needed."""
     try:
-        return client.get("/health/ready").is_success
+        return client.get("/health/ready").is_success  # needs no API key
     except httpx.TransportError:
         return False
 
