@@ -11,7 +11,7 @@ import pytest
 import torch  # noqa: F401  the kernels use its OpenMP
 
 from demo.client import ServiceError
-from demo.process import claim, left_running, stop_left
+from demo.process import claim, free_port, left_running, stop_left
 from demo.scenario import documents
 from service.worker.kernels.cpu.native import why_missing
 from tests.e2e.models import tiny
@@ -34,7 +34,7 @@ def test_the_service_is_left_running_until_stop(tmp_path: Path) -> None:
     model = tiny(tmp_path / "tiny", [page.text for page in documents()], context=8192)
     data = tmp_path / "data"
     where = ("--data-dir", str(data))
-    asked = ("--questions", "2", "--model", str(model))
+    asked = ("--questions", "2", "--model", str(model), "--port", str(free_port()))
     try:
         done = run(*where, *asked)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -63,7 +63,7 @@ def test_the_service_is_left_running_until_stop(tmp_path: Path) -> None:
     assert held_before != held_now
     assert re.search(r"right: full prefill \d/2, kvstitch \d/2; same text \d/2", said)
     assert re.search(r"precomputing 64 pages: \d+ s and \d\.\d\d GiB, once", said)
-    assert f"{url}/ui" in said and "kvstitch ingest FOLDER" in said
+    assert f"{url}/ui" in said and f"ingest FOLDER --collection mine --url {url}" in said
 
 
 @pytest.mark.slow
@@ -73,7 +73,8 @@ def test_smollm2_is_taken_where_no_model_is_there(tmp_path: Path) -> None:
         pytest.skip(f"the real model computes for ten minutes here: {reason}")
     where = ("--data-dir", str(tmp_path / "data"))
     picture = tmp_path / "demo.svg"
-    asked = ("--questions", "4", "--picture", str(picture))
+    port = str(free_port())  # not the default, which other tests take for free
+    asked = ("--questions", "4", "--picture", str(picture), "--port", port)
     try:
         done = run(*where, *asked, XDG_CACHE_HOME=str(tmp_path / "cache"))
         if done.returncode == 2 and "could not be fetched" in done.stdout:
