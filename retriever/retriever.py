@@ -32,6 +32,7 @@ from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror
 from retriever.ingest import DocumentEmbedder, EmbeddedDocument
 from retriever.prefixes.prefix_chunks import PrefixChunks
+from retriever.relevance import evidence, relevance, weighty_words
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import (
     candidates_per_ranking,
@@ -181,6 +182,17 @@ class Retriever:
             for chunk, hit in found
             if scope.view.shows(chunk.readers)
         ]  # fmt: skip
+
+    def relevance(
+        self, query: str, passages: Sequence[Passage], *, scope: Scope = DEFAULT_SCOPE
+    ) -> float | None:
+        """Return how far passages that were found are about a query: from 0 to 1, below `FLOOR` not
+        at all. None: nothing says, as while a scope's words are made anew."""
+        if not passages:
+            return None
+        rarity = self.catalog.rarity(weighty_words(query), scope=scope)
+        found = evidence(query, rarity, passages)
+        return None if found is None else relevance(found, self._embedder.name)
 
     def embed_query(self, query: str) -> Vectors:
         """Embed a query for `search`: `[dim]`. Raises as `search`."""

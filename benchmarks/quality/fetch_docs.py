@@ -39,10 +39,11 @@ def main(given: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=default_folder(), help="(default: %(default)s)")
+    parser.add_argument("--packages", type=Path, help="another list of them, as the suite's own")
     parser.add_argument("--archives", nargs="+", default=ARCHIVES, help="tried one after the other")
     args = parser.parse_args(given)
     with httpx.Client(follow_redirects=True, timeout=120.0) as http:
-        for package in packages():
+        for package in packages() if args.packages is None else packages(args.packages):
             if all((args.out / package.name / file).is_file() for file in package.files):
                 continue
             try:

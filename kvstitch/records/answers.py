@@ -14,6 +14,10 @@ from kvstitch.records.base import Fields, Result, described, record
 Retrieval = Literal["dense", "sparse", "hybrid"]
 RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
 Condense = Literal["off", "join", "model"]
+Unanswerable = Literal["say", "model", "answer"]
+RELEVANCE = (
+    "how far what was found is about the question, 0 to 1; below 0.5 it is not; none: not judged"
+)
 Source = Literal["memory", "ssd", "redis", "s3", "recomputed", "cold", "question"]
 MethodUsed = dict[str, Any]
 """A method as clients write it: {"method": name, parameter: value, …}."""
@@ -87,6 +91,10 @@ class SearchResults(Result):
     retrieval: Retrieval
     ranked_by: RankedBy
     results: list[SearchResult]
+    found: bool = field(
+        metadata=described("whether an answer would be given these passages", absent=True)
+    )
+    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
     stages: dict[str, float] = field(metadata=described("seconds"))
     warnings: list[str]
 
@@ -311,6 +319,7 @@ class Answer(Result):
     finish_reason: str
     citations: list[Citation]
     found: bool = field(metadata=described("whether the prompt held any passage", absent=True))
+    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
     retrieval: RetrievalNote | None = field(
         default=None, metadata=described("none: nothing was searched for")
     )
@@ -363,6 +372,7 @@ class Explanation(Result):
     explain: Literal[True] = True
     citations: list[Citation]
     found: bool = field(metadata=described("whether the prompt holds any passage", absent=True))
+    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
     retrieval: RetrievalNote | None = None
     prompt_tokens: int
     max_tokens: int

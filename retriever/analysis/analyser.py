@@ -161,6 +161,11 @@ def analyse_query(query: str) -> AnalysedQuery:
     return AnalysedQuery([*terms, *dict.fromkeys(phrases)], exact, last)
 
 
+def plain_words(text: str) -> Iterator[str]:
+    """The words of a text, folded, before they are stemmed."""
+    return (word for word, _ in _cut(fold(text).translate(_SPACED), last=True))
+
+
 def question_of(text: str) -> str | None:
     """Return what the end of a long query asks, None where the query is short or asks nothing
     there."""

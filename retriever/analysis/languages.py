@@ -24,6 +24,7 @@ _STEMMERS: Final = {
     "pl": "polish",
 }  # fmt: skip
 LATIN: Final = tuple(_STEMMERS)
+LAST_LATIN: Final = "\u024f"
 _LEAST_STEMMED = 3
 # First character of the script's block, last, and its language.
 _SCRIPTS: Final = (
@@ -32,7 +33,7 @@ _SCRIPTS: Final = (
     ("\u0900", "\u097f", "hindi"), ("\u0b80", "\u0bff", "tamil"),
 )  # fmt: skip
 # Hyphenation patterns of languages that write compounds as one word.
-_COMPOUNDING: Final = {
+COMPOUNDING: Final = {
     "de": "de_DE", "nl": "nl_NL", "sv": "sv_SE", "da": "da_DK", "no": "nb_NO", "hu": "hu_HU",
 }  # fmt: skip
 LEAST_COMPOUND = 8  # letters
@@ -50,6 +51,15 @@ def guess(text: str) -> str:
     return next((code for _, code, *_ in found if code in _STEMMERS), ENGLISH)
 
 
+def surely(text: str) -> str:
+    """The code of a text's language where CLD2 is sure of it, else an empty one."""
+    try:
+        reliable, _, found = pycld2.detect(text[:_GUESSED_FROM], isPlainText=True)
+    except pycld2.error:
+        return ""
+    return str(found[0][1]) if reliable else ""
+
+
 # Stems and parts of so many words are remembered. A passage repeats its own words: thirty times as
 # many are hardly faster, and those of a hostile text, which lie all over the memory that it took,
 # kept 42 MiB.
@@ -62,7 +72,7 @@ def stem(word: str, language: str) -> str:
     first = word[0]
     if len(word) < _LEAST_STEMMED or any(map(str.isdigit, word)):
         return word
-    if first <= "\u024f":
+    if first <= LAST_LATIN:
         stemmed = str(_stemmers.of(_STEMMERS[language]).stemWord(word))
         return stemmed if language == ENGLISH else f"{stemmed}\u00b7{language}"
     name = next((name for low, high, name in _SCRIPTS if low <= first <= high), None)
@@ -76,7 +86,7 @@ def stem(word: str, language: str) -> str:
 @lru_cache(WORDS_KEPT)
 def stems(word: str) -> list[str]:
     """All stems by which texts that have the folded word may be found, without repetitions."""
-    if word[0] > "\u024f":  # what Hebrew writes before a word may be there or not
+    if word[0] > LAST_LATIN:  # what Hebrew writes before a word may be there or not
         return [stem(word, ENGLISH), *parts(word, ENGLISH)]
     return list(dict.fromkeys(stem(word, language) for language in LATIN))
 
@@ -86,7 +96,7 @@ def parts(word: str, language: str) -> list[str]:
     """The stems of the words that a folded word may be made of."""
     if "\u05d0" <= word[0] <= "\u05ea":
         return [word[1:]] if word[0] in "והבלמשכ" and len(word) >= LEAST_PART else []
-    patterns = _COMPOUNDING.get(language)
+    patterns = COMPOUNDING.get(language)
     if patterns is None or len(word) < LEAST_COMPOUND or not word.isalpha():
         return []
     places = [0, *_hyphenation(patterns).positions(word), len(word)]

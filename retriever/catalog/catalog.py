@@ -6,6 +6,7 @@ Any number of threads may use the catalog; reads go on while a write is under wa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
-from retriever.analysis.analyser import AnalysedQuery
+from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries, storing
 from retriever.catalog.filter_conditions import chunks_matching, conditions
 from retriever.catalog.reading_groups import SCOPES, SHOWN, WORDS, Remembered, of_readers, readable
@@ -300,6 +301,22 @@ class Catalog:
                 found = (self._words.holding(words, spellings) for spellings in term.preferred)
                 exact.append(next(filter(None, found), set()))
             return WordHits(ranked, exact)
+
+    def rarity(self, terms: Collection[Term], *, scope: Scope = DEFAULT_SCOPE) -> dict[Term, float]:
+        """Return BM25's inverse document frequency of each word in a scope; nothing where it has no
+        chunks, or their words are made anew."""
+        with self.database.read() as read:
+            if (searched := queries.find_scope_in_state(read, scope)) is None:
+                return {}
+            scope_id, state = searched
+            counts = {} if self.shared else self._counts(scope_id, state)
+            chunks, found = self._words.frequencies(Searched(read, scope_id, counts), terms)
+        holding = {term: max(found.get(s[0], 0) for s in term.spellings) for term in terms}
+        return (
+            {term: math.log(1 + (chunks - n + 0.5) / (n + 0.5)) for term, n in holding.items()}
+            if chunks
+            else {}
+        )
 
     def _counts(self, scope_id: int, state: CatalogState) -> dict[str, int]:
         """Return what is known of a scope's words in this state; look-ups add to it."""

@@ -43,6 +43,7 @@ from retriever.index.full_text import (
     uncounted,
 )
 
+CHUNKS = ""  # no word: the number of a scope's chunks, among the counts of its words
 REMOVED, GROWN = 1, 2  # why a scope is stale
 MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
 
@@ -163,6 +164,17 @@ def holding(words: Searched, term: Term) -> set[int]:
         (match_expression([held]), *ids),
     )
     return {int(chunk_id) for (chunk_id,) in found}
+
+
+def frequencies(words: Searched, terms: Iterable[Term]) -> tuple[int, Mapping[str, int]]:
+    """See FullText.frequencies."""
+    tables = _tables(words.connection, words.scope_id)
+    if not tables.made or tables.old:
+        return 0, {}
+    if CHUNKS not in words.counts:
+        count = f"SELECT count(*) FROM {tables.new}_docsize"
+        (words.counts[CHUNKS],) = _driver(words.connection).execute(count).fetchone()
+    return words.counts[CHUNKS], _counts(words, tables, terms)
 
 
 def outdated(connection: Connection) -> list[int]:

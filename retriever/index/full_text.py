@@ -58,6 +58,10 @@ class FullText(Protocol):
     def holding(self, words: Searched, term: Term) -> set[int]:
         """All chunks that have any of a term's spellings."""
 
+    def frequencies(self, words: Searched, terms: Iterable[Term]) -> tuple[int, Mapping[str, int]]:
+        """How many chunks a scope has, 0 where their words are made anew, and in how many of them
+        the terms' tokens are."""
+
     def outdated(self, connection: Connection) -> list[int]:
         """The scopes some of whose words are of another revision."""
 

@@ -142,6 +142,13 @@ def holding(words: Searched, term: Term) -> set[int]:
     return {int(chunk_id) for (chunk_id,) in _driver(connection).execute(sql, values)}
 
 
+def frequencies(words: Searched, terms: Iterable[Term]) -> tuple[int, Mapping[str, int]]:
+    """See FullText.frequencies."""
+    query = "SELECT chunks FROM scope_words WHERE scope_id = %s"
+    found = _driver(words.connection).execute(query, (words.scope_id,)).fetchone()
+    return (0 if found is None else int(found[0])), _counts(words, terms)
+
+
 def outdated(connection: Connection) -> list[int]:
     """See FullText.outdated."""
     query = (

@@ -159,6 +159,7 @@ class GatewayMetrics:
         self.e2e = self._histogram(declared.E2E)
         self.stage = self._histogram(declared.STAGE)
         self.requests = self._counter(declared.REQUESTS)
+        self.unanswerable = self._counter(declared.UNANSWERABLE)
         self.adapter_requests = self._counter(declared.ADAPTER_REQUESTS)
         self.responses = self._counter(declared.RESPONSES)
         self.in_flight = self._gauge(declared.IN_FLIGHT)

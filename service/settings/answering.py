@@ -152,6 +152,15 @@ class RetrievalSettings(BaseModel):
         description="what is searched for a question that follows others, where a request does "
         "not say: the question, joined with earlier ones, or rewritten by the model",
     )
+    unanswerable: Literal["say", "model", "answer"] = Field(
+        "say",
+        description="what is done, where a request does not say, if no passage that was found is "
+        "about the question: say so; have the model answer without documents; answer from the "
+        "passages anyway",
+    )
+    unanswerable_text: str = Field(
+        "", description="what is said then; empty: a sentence in the question's language"
+    )
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)
     prefix_mode: str | None = Field(

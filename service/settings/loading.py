@@ -212,7 +212,7 @@ RELOADABLE: Final = frozenset(
         "max_texts_chars", "max_tokens_limit", "max_top_k", "max_waiting_tokens",
         "rerank_deadline_s", "rerank_timeout_s", "retrieval", "stream_ping_s",
         "tenant_max_bytes", "tenant_max_documents", "tenant_requests_per_minute",
-        "tenant_tokens_per_minute",
+        "tenant_tokens_per_minute", "unanswerable", "unanswerable_text",
     }
 )  # fmt: skip
 

@@ -117,6 +117,12 @@ REQUESTS = _counter(
     "fusion",
     "outcome",
 )
+UNANSWERABLE = _counter(
+    "unanswerable_total",
+    "Answer requests for which nothing was found that is about the question, by what was done: "
+    "say, model, answer.",
+    "done",
+)
 ADAPTER_REQUESTS = _counter(
     "adapter_requests_total",
     "Answer requests that a LoRA adapter answered, by its name and the outcome as above.",

@@ -64,8 +64,8 @@ def load(split: str) -> tuple[Asked, ...]:
 
 
 @cache
-def packages() -> tuple[Package, ...]:
-    raw = json.loads((_DATA / "docs_packages.json").read_text(encoding="utf-8"))
+def packages(file: Path = _DATA / "docs_packages.json") -> tuple[Package, ...]:
+    raw = json.loads(file.read_text(encoding="utf-8"))
     return tuple(Package(**one) for one in raw)
 
 
@@ -102,7 +102,12 @@ def read(folder: Path) -> list[Document]:
     Raises:
         InvalidRequest: files are missing.
     """
-    return asyncio.run(_parsed(contents(folder)))
+    return parsed(contents(folder))
+
+
+def parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
+    """HTML files, with their names, as the service parses them."""
+    return asyncio.run(_parsed(files))
 
 
 async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:

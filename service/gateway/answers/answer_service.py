@@ -139,6 +139,8 @@ class AnswerService:
                 slot = self._limiter.acquire(plan.estimated_tokens, call.principal.key_id)
                 preparing = self._preparer.prepare(plan, traceparent=span.traceparent)
                 await before_deadline(preparing, call)
+                if plan.unanswered is not None:
+                    self._metrics.unanswerable.labels(plan.unanswered).inc()
                 call.principal.spend_tokens(plan.prompt_tokens + plan.condense_tokens)
             except BaseException as error:
                 if slot is not None:

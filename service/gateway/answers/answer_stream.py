@@ -15,7 +15,7 @@ from service.gateway.admission import CallContext, RequestSlot
 from service.gateway.answers import response
 from service.gateway.answers.attributor import attributed
 from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.response import observe_answer
+from service.gateway.answers.response import NOT_ASKED, observe_answer
 from service.gateway.answers.validation import AnswerPlan
 from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prometheus import GatewayMetrics
@@ -113,6 +113,13 @@ class AnswerStream:
         timer: asyncio.TimerHandle | None = None
         try:
             yield Sources(self.plan.citations, self.plan.retrieval)
+            if said := self.plan.said:
+                yield TextDelta(said, None if self._logprobs is None else [])
+                result = self._result(Done(id=self.id, finish_reason="stop", report=NOT_ASKED))
+                result = await attributed(result, self.plan, "")
+                self._end("ok", None)
+                yield Finished(result)
+                return
             if (left_s := self.call.left_s) is not None:
                 # Nothing is awaited before the request is sent, so no abort can overtake it.
                 loop = asyncio.get_running_loop()
@@ -190,16 +197,18 @@ class AnswerStream:
         timing = Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
         stages = {**self.plan.stages, **report.stages, "flush": self._flush_s}
         fusion, eviction = self.plan.generate.fusion, self.plan.generate.eviction
-        observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
+        if not self.plan.said:
+            observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
         return Answer(
             id=self.id,
             model=self.prompts.model,
             adapter=self.plan.generate.lora or None,
-            text=self._text.text,
+            text=self.plan.said or self._text.text,
             # The worker may have finished by itself before our abort reached it.
             finish_reason="stop" if self._text.stopped else done.finish_reason,
             citations=self.plan.citations,
             found=bool(self.plan.passages),
+            relevance=self.plan.relevance,
             retrieval=self.plan.retrieval,
             usage=response.usage(report),
             cache=response.cache_report(report, self.plan.doc_ids),

@@ -23,6 +23,7 @@ from service.gateway.answers.attributor import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import AUTO, NAMES
 from service.gateway.answers.question_rewriting import joined_query, rewritten
+from service.gateway.answers.unanswerable import only_a_model_answers, sentence
 from service.gateway.answers.validation import AnswerPlan
 from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
@@ -165,6 +166,20 @@ class RequestPreparer:
             self._passages.require_documents(request.documents, plan.scope)
         return FoundPassages(None, passages)
 
+    def _about_the_question(self, plan: AnswerPlan, found: FoundPassages) -> FoundPassages:
+        """Leave out passages that are not about the question, and plan what is done about it."""
+        plan.relevance = None if found.relevance is None else round(found.relevance, 4)
+        if found.is_about_the_question:
+            return found
+        plan.unanswered = plan.unanswerable
+        if plan.unanswered == "answer":
+            return found
+        if plan.unanswered == "say" and only_a_model_answers(plan.request):
+            plan.unanswered = "model"
+        if plan.unanswered == "say":
+            plan.said = sentence(plan.question, self._settings().unanswerable_text)
+        return replace(found, passages=[])
+
     def _complete(
         self,
         plan: AnswerPlan,
@@ -174,6 +189,7 @@ class RequestPreparer:
     ) -> None:
         started = time.perf_counter()
         request, turns, prompts = plan.request, plan.turns, self._prompts
+        found = self._about_the_question(plan, found)
         plan.search, plan.passages = found.query, found.passages
         if found.query is not None:  # else they came with the request, in its order
             plan.passages = prompts.format.in_prompt_order(found.passages)
@@ -249,3 +265,5 @@ class RequestPreparer:
             any_method=request.fusion is None or request.fusion.method in (AUTO, *NAMES),
             view=view,
         )
+        if plan.said:
+            plan.prompt_tokens = 0  # no model is asked

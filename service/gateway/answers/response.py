@@ -39,6 +39,16 @@ from service.plugins import tiers
 from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 T = TypeVar("T")
+NOT_ASKED = Report(
+    prompt_tokens=0, completion_tokens=0, cached_tokens=0, recomputed_tokens=0,
+    system=SegmentReport(
+        tier="cold", bytes=0, stored_bytes=0, tokens=0, rows_recomputed=0, load_s=0.0, problems=[],
+        plan="", why="", chunk_id=-1,
+    ),
+    documents=[], rows_per_layer=[], kept_per_layer=[], coverage=1.0, flops=0.0,
+    full_prefill_flops=0.0, kept_ratio=1.0, recomputed_ratio=0.0, stages={}, decode_steps=0,
+)  # fmt: skip
+"""The report of an answer for which no model was asked."""
 
 
 def method_fields(method: Method) -> dict[str, object]:
@@ -83,6 +93,7 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
         adapter=generate.lora or None,
         citations=plan.citations,
         found=bool(plan.passages),
+        relevance=plan.relevance,
         retrieval=plan.retrieval,
         max_tokens=generate.sampling.max_tokens,
         system=_filled(SegmentForecastOut, forecast.system),

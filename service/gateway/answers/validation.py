@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstitch.records.answers import Citation, Condense, RetrievalNote
+from kvstitch.records.answers import Citation, Condense, RetrievalNote, Unanswerable
 from retriever import Passage, Scope
 from service.errors import PromptTooLong
 from service.gateway.admission import CallContext
 from service.gateway.answers.methods import DefaultMethods, chosen_adapter
+from service.gateway.answers.unanswerable import is_small_talk
 from service.gateway.fleet.worker_pool import Worker
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import (
@@ -38,6 +39,7 @@ class AnswerPlan:
     scope: Scope
     turns: list[Turn]
     search: SearchQuery | None
+    unanswerable: Unanswerable
     condense: Condense
     fusion: Method
     eviction: Method | None
@@ -54,6 +56,9 @@ class AnswerPlan:
     stages: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     form: WrittenForm | None = None
+    relevance: float | None = None
+    unanswered: Unanswerable | None = None  # what is done: nothing found is about the question
+    said: str = ""  # instead of what a model writes
 
     @property
     def question(self) -> str:
@@ -156,8 +161,11 @@ class RequestValidator:
             top_k=self._prompts.format.top_k,
             settings=self._settings(),
         )
+        unanswerable = request.unanswerable or self._settings().unanswerable
         inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
+        if request.documents is None and unanswerable != "answer" and is_small_talk(searched_for):
+            searched = 0
         return AnswerPlan(
             request=request,
             scope=query.scope,
@@ -167,6 +175,7 @@ class RequestValidator:
             eviction=eviction,
             adapter=adapter,
             condense=request.condense or self._settings().condense,
+            unanswerable=unanswerable,
             max_context=max_context,
             estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from kvstitch.records.answers import Condense
+from kvstitch.records.answers import Condense, Unanswerable
 from service.errors import InvalidRequest
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
@@ -249,6 +249,12 @@ class Choices(SearchChoices):
         description="what is searched for a question that follows others: `off`, the question as "
         "it is; `join`, together with the earlier ones; `model`, what the model makes of it; none: "
         "the service's default",
+    )
+    unanswerable: Unanswerable | None = Field(
+        None,
+        description="where no passage that was found is about the question: `say` so, have the "
+        "`model` answer without documents, or `answer` from the passages anyway; none: the "
+        "service's default",
     )
     attribute: bool = Field(
         True, description="say which passages support which sentences of the answer"

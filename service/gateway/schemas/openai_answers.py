@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from kvstitch.records.answers import (
+    RELEVANCE,
     Attribution,
     CacheReport,
     Citation,
@@ -26,6 +27,7 @@ class Details(BaseModel):
 
     citations: list[Citation] | None = None
     found: bool = Field(description="whether the prompt held any passage")
+    relevance: float | None = Field(None, description=RELEVANCE)
     retrieval: RetrievalNote | None = None
     attributions: list[Attribution] | None = None
     finish_reason: str = Field(description="as OpenAI's, or deadline")

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from kvstitch.records.answers import Citation, RankedBy
 from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from retriever.filters import MATCH_ALL, as_elements
+from retriever.relevance import FLOOR
 from retriever.search import K
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.generate import SearchChoices
@@ -56,6 +57,11 @@ class FoundPassages:
     rerank_s: float = 0.0
     warnings: tuple[str, ...] = ()
     below_floor: tuple[float, ...] = ()
+    relevance: float | None = None  # None: not judged
+
+    @property
+    def is_about_the_question(self) -> bool:
+        return self.relevance is None or self.relevance >= FLOOR
 
     @property
     def ranked_by(self) -> RankedBy:
@@ -129,18 +135,33 @@ class PassageSearch:
             searched.append(found if query.rerank else found.above_floor())
         own, joined = searched[0], searched[-1]
         if query.joined is None:
-            return own
+            return self._judged(own)
         adds = adds_something(own.passages, joined.passages)
         passages = fuse(own.passages, joined.passages) if adds else own.passages
         # A reranker gets as many candidates as one search gives it.
         most = len(own.passages) if query.rerank else query.top_k
-        return replace(
+        found = replace(
             own,
             query=query if adds else replace(query, joined=None),
             passages=passages[:most],
             embed_s=own.embed_s + joined.embed_s,
             retrieve_s=own.retrieve_s + joined.retrieve_s,
         )
+        return self._judged(found)
+
+    def _judged(self, found: FoundPassages) -> FoundPassages:
+        """Say how far the passages, or a reranker's candidates, are about the question, alone or
+        with earlier ones; documents that are named are not judged. Blocks."""
+        query = found.query
+        assert query is not None
+        if query.doc_ids is not None or not found.passages:
+            return found
+        started, judge = time.perf_counter(), self._retriever.retriever.relevance
+        texts = [text for text in (query.text, query.joined) if text is not None]
+        relevance = [judge(text, found.passages, scope=query.scope) for text in texts]
+        best = max((each for each in relevance if each is not None), default=None)
+        seconds = found.retrieve_s + time.perf_counter() - started
+        return replace(found, relevance=best, retrieve_s=seconds)
 
     async def _rerank(self, found: FoundPassages) -> FoundPassages:
         """Have the reranker choose among the candidates of `find`."""
@@ -195,6 +216,11 @@ class PassageSearch:
         """Say why a search has no passages. Blocks."""
         query = found.query
         assert query is not None
+        if not found.is_about_the_question:
+            return (
+                f"no passage that was found is about the question: their relevance is "
+                f"{found.relevance:.2f}, the least is {FLOOR}"
+            )
         if found.below_floor:
             return (
                 f"nothing was found above min_score {query.min_score:g}: the best of "

@@ -81,7 +81,7 @@ class SearchService:
         query = found.query
         assert query is not None
         warnings = list(found.warnings)
-        if not found.passages:
+        if not found.passages or not found.is_about_the_question:
             warnings.append(self._passages.why_nothing(request, found))
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s}
         if query.rerank:
@@ -99,6 +99,8 @@ class SearchService:
             retrieval=query.mode,
             ranked_by=found.ranked_by,
             results=results,
+            found=bool(results) and found.is_about_the_question,
+            relevance=None if found.relevance is None else round(found.relevance, 4),
             stages=stages,
             warnings=warnings,
         )

@@ -24,6 +24,7 @@ from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 
 T = TypeVar("T")
+ANYTHING = {"unanswerable": "answer"}
 HANG_S = 180.0  # nothing takes nearly as long, on a busy machine either
 DOCUMENTS = [
     {"doc_id": "oslo", "title": "Oslo", "text": "Oslo is the capital of Norway, by the fjord."},
@@ -205,7 +206,8 @@ def running(
     heartbeat_timeout_s: float = 4.0,
     **settings: Any,
 ) -> Iterator[Rig]:
-    """A rig between start and stop; with `command` the worker is a supervised process."""
+    """A rig between start and stop; with `command` the worker is a supervised process. Answers are
+    given from whatever is found: questions of most tests are about nothing."""
     address = f"ipc://{data}/w.sock"
     data.mkdir(parents=True, exist_ok=True)
     if not command:
@@ -213,7 +215,7 @@ def running(
         worker.address = address
     options: dict[str, Any] = {"command": command} if command else {}
     gateway = Gateway(
-        load(**{"model": str(folder), "data_dir": data, "port": 0, **settings}),
+        load(**{"model": str(folder), "data_dir": data, "port": 0, **ANYTHING, **settings}),
         folder,
         embedder=embedder or HashingEmbedder(),
         processes=ProcessOptions(

@@ -41,7 +41,7 @@ IN_PARTS = {
     "cold", "condense", "drain_timeout_s", "history",
     "max_in_flight_per_key", "max_pdf_bytes", "max_tokens_limit", "max_waiting_tokens",
     "rerank_deadline_s", "rerank_timeout_s", "retrieval", "stream_ping_s",
-    "tenant_requests_per_minute", "tenant_tokens_per_minute",
+    "tenant_requests_per_minute", "tenant_tokens_per_minute", "unanswerable", "unanswerable_text",
 }  # fmt: skip
 
 
