@@ -126,7 +126,7 @@ def ingest(http: httpx.Client, doc_id: str, text: str) -> None:
 
 def ask(http: httpx.Client, question: str) -> float:
     """Return when the first token came, by time.monotonic."""
-    body = {"question": question, "stream": True, "max_tokens": 4}
+    body = {"question": question, "stream": True, "max_tokens": 4, "unanswerable": "answer"}
     first = 0.0
     with http.stream("POST", "/v1/rag/generate", json=body) as response:
         response.raise_for_status()
