@@ -44,7 +44,14 @@ from kvstitch.records.answers import (
     Reranking,
     SearchResults,
 )
-from kvstitch.records.documents import Collection, Document, DocumentText, Job, Receipt
+from kvstitch.records.documents import (
+    Collection,
+    Document,
+    DocumentText,
+    Job,
+    Receipt,
+    SourceDocument,
+)
 
 T = TypeVar("T")
 OnProgress = Callable[[Job], None]
@@ -231,6 +238,7 @@ class AsyncClient:
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         readers: Sequence[str] = (),
+        source: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
@@ -240,13 +248,14 @@ class AsyncClient:
             collection: Where all of them go.
             metadata: Metadata of all of them.
             readers: Groups that may read them; none: all of the tenant.
+            source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
         read = await self._transport.run_blocking(partial(read_files, files))
         parts = [("file", file) for file in read]
         fields = form_fields(collection, metadata)
-        content = {"data": fields, "files": parts, "params": upload_query(None, readers)}
+        content = {"data": fields, "files": parts, "params": upload_query(None, readers, source)}
         return await self._send(submission(content, key))
 
     async def precompute_lines(
@@ -255,6 +264,7 @@ class AsyncClient:
         *,
         collection: str | None = None,
         readers: Sequence[str] = (),
+        source: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
@@ -263,10 +273,14 @@ class AsyncClient:
             lines: Without line breaks.
             collection: Where documents go that name none.
             readers: Groups that may read documents that name none; none: all of the tenant.
+            source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        content = {"content": b"\n".join(lines), "params": upload_query(collection, readers)}
+        content = {
+            "content": b"\n".join(lines),
+            "params": upload_query(collection, readers, source),
+        }
         headers = {"Content-Type": "application/x-ndjson"}
         return await self._send(submission(content, key, headers))
 
@@ -385,6 +399,18 @@ class AsyncClient:
         ids = None if doc_ids is None else list(doc_ids)
         body = {"doc_ids": ids, "filter": filter, "collection": collection}
         return await self._send(post("/admin/deletions", Receipt, body, repeatable=False))
+
+    def source_documents(self, source: str) -> AsyncIterator[SourceDocument]:
+        """Documents that were sent with this `source` last, in any collection."""
+        path = path_of("/admin/sources", source, "source")
+        return self._items(path, "documents", SourceDocument, {}, None)
+
+    async def rename_document(
+        self, doc_id: str, new_id: str, *, collection: str | None = None
+    ) -> Document:
+        """Give a document another id; its KV stays. Conflict: there is one that is called so."""
+        body = {"doc_id": doc_id, "new_id": new_id, "collection": collection}
+        return await self._send(post("/admin/renames", Document, body, repeatable=False))
 
     async def get_receipt(self, receipt_id: str) -> Receipt:
         """A deletion's receipt, and whether anything is still owed."""

@@ -101,10 +101,12 @@ def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> d
     return fields if metadata is None else {**fields, "metadata": json.dumps(dict(metadata))}
 
 
-def upload_query(collection: str | None, readers: Sequence[str]) -> dict[str, str]:
+def upload_query(
+    collection: str | None, readers: Sequence[str], source: str | None = None
+) -> dict[str, str]:
     """Parameters of an upload's address."""
-    fields = {} if collection is None else {"collection": collection}
-    return {**fields, "readers": ",".join(readers)} if readers else fields
+    fields = {"collection": collection, "readers": ",".join(readers), "source": source}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _media_type(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from kvstitch.records.base import Result, described, record
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
+JobPhase = Literal["reading", "embedding", "precomputing"]
 OPEN_STATES = ("queued", "running")
 
 
@@ -77,7 +78,12 @@ class Job(Result):
     )
     eta_s: float | None = field(
         default=None,
-        metadata=described("seconds until it ends, at the present rate; null if that is not known"),
+        metadata=described("seconds until it ends, probably; null if that is not known"),
+    )
+    eta_low_s: float | None = field(default=None, metadata=described("at least so many"))
+    eta_high_s: float | None = field(default=None, metadata=described("at most so many"))
+    phase: JobPhase | None = field(
+        default=None, metadata=described("what is being done; null if it has not begun, or ended")
     )
     created: float
     updated: float
@@ -157,6 +163,23 @@ class DocumentText(Result):
     text: str
     chunks: list[StoredChunk]
     warnings: list[DocumentWarning]
+
+
+@record
+class SourceDocument:
+    """A document that came from a source last; `sha256` of what was sent."""
+
+    collection: str
+    doc_id: str
+    sha256: str
+
+
+@record
+class SourceDocuments(Result):
+    """The documents of a source; pass `next_cursor` as `cursor` for the next page."""
+
+    documents: list[SourceDocument]
+    next_cursor: str | None
 
 
 # A collection that has documents; `tokens`: of their chunks.

@@ -176,6 +176,22 @@ class Catalog:
             write.execute(change.values(pinned=int(pinned)))
             return sorted(known)
 
+    def rename(self, doc_id: str, name: str, *, scope: Scope = DEFAULT_SCOPE) -> bool:
+        """Give a document another id, under which it stays what it is; False if there is no such
+        document, or one that is called so."""
+        values = {"doc_id": name}
+        if self.database.shared:
+            values["folded_id"] = name.casefold()
+        with self.database.write() as write:
+            scope_id = queries.find_scope(write, scope)
+            known = queries.document_numbers(write, scope_id, [doc_id], scope.view)
+            taken = write.execute(select(documents.c.document).where(_has_name(scope_id, name)))
+            if not known or taken.first() is not None:
+                return False
+            named = documents.c.document == known[doc_id]
+            write.execute(documents.update().where(named).values(values))
+            return True
+
     def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         """Return a document, or None if there is no such document."""
         with self.database.read() as read:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvstitch.client import Job
 from service.errors import KvstitchError
 
 PIPE_WIDTH = 160  # columns, if the output is no terminal
@@ -102,6 +103,16 @@ def moment(seconds: float) -> str:
 def time_left(seconds: float | None) -> str:
     """Return how long something still takes, rounded; "" if that is not known."""
     return "" if seconds is None else f"{duration(seconds)} left"
+
+
+def job_left(job: Job) -> str:
+    """Return what is being done for a job, and how long it still takes, as far as it is known."""
+    left = ""
+    if job.eta_s is not None:
+        low, high = (duration(eta or job.eta_s) for eta in (job.eta_low_s, job.eta_high_s))
+        first = low.rsplit(" ", 1)[0] if low.split()[2] == high.split()[2] else low
+        left = f"{low} left" if low == high else f"{first} to {high[6:]} left"
+    return ", ".join(filter(None, [job.phase, left]))
 
 
 def duration(seconds: float) -> str:

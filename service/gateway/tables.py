@@ -67,6 +67,13 @@ def jobs_from_0_2_0(connection: sa.Connection) -> None:
     connection.exec_driver_sql("DROP TABLE events")
 
 
+def jobs_without_sources(connection: sa.Connection) -> None:
+    """Where a document came from is known of those that are ingested from now on."""
+    for name in ("source", "sha256"):
+        add_column(connection, "sizes", name, sa.Text, "")
+    connection.exec_driver_sql("CREATE INDEX sizes_by_source ON sizes (source)")
+
+
 def keys_from_0_1_0(connection: sa.Connection) -> None:
     """No key of release 0.1.0 is bound to an adapter."""
     add_column(connection, "keys", "adapter", sa.Text, "")
@@ -126,12 +133,14 @@ documents = sa.Table(
     sqlite_autoincrement=True,
 )  # fmt: skip
 # Of the documents that are indexed: their bytes, by which tenants' quotas are counted, and what is
-# not in their text or may be wrong there, as JSON.
+# not in their text or may be wrong there, as JSON; where they came from, and what of.
 sizes = sa.Table(
     "sizes", metadata,
     *required(sa.Text, "tenant", "collection", "doc_id", primary_key=True),
     *required(sa.Integer, "bytes"),
     *required(sa.Text, "warnings", default="[]"),
+    *required(sa.Text, "source", "sha256", default=""),
+    sa.Index("sizes_by_source", "source"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 purges = sa.Table(
@@ -238,7 +247,8 @@ _OLDEST_KEYS = {
          "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
     )
 }  # fmt: skip
-_JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0}
+_JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0,
+         "jobs_6": jobs_without_sources}  # fmt: skip
 _KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0}
 JOBS = Schema("jobs", metadata, "jobs_0", _JOBS, _OLDEST)
 KEYS = Schema("keys", _keys, "keys_0", _KEYS, _OLDEST_KEYS)

@@ -31,7 +31,8 @@ _FIRST_WORDS = re.compile(r"[^:(]*")
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an ingest will take; `tiers`: bytes that are free in each that has a bound."""
+    """What an ingest will take; `tiers`: bytes that are free in each that has a bound, on a disk no
+    more than that has."""
 
     documents: int
     file_bytes: int
@@ -63,7 +64,7 @@ class Forecast:
         return out
 
     def _share(self, free: float) -> str:
-        return f"{100 * max(0.0, free) / self.kv_bytes:.0f} %"
+        return f"{100 * max(0.0, free) / self.kv_bytes:.0f} % ({size(max(0.0, free))})"
 
 
 def forecast(
@@ -89,13 +90,21 @@ def forecast(
         tokens=tokens,
         kv_bytes=round(tokens * ingest["kv_bytes_per_token"]),
         seconds=tokens / rate if rate else None,
-        tiers={
-            tier: round(values["capacity_bytes"] - values.get("used_bytes", 0.0))
-            for tier, values in status.get("tiers", {}).items()
-            if values.get("capacity_bytes")
-        },
+        tiers=_room(status.get("tiers", {}), ingest.get("disk_free_bytes")),
         codec=model["codec"],
     )
+
+
+def _room(tiers: Mapping[str, Mapping[str, float]], disk_free: float | None) -> dict[str, int]:
+    """Return the bytes that are free in each tier that has a bound; that of the disk is one."""
+    room = {
+        tier: values["capacity_bytes"] - values.get("used_bytes", 0.0)
+        for tier, values in tiers.items()
+        if values.get("capacity_bytes")
+    }
+    if "ssd" in room and disk_free is not None:
+        room["ssd"] = min(room["ssd"], disk_free)
+    return {tier: round(free) for tier, free in room.items()}
 
 
 @dataclass

@@ -16,11 +16,11 @@ from service.cli.output import (
     console,
     emit,
     emit_line,
+    job_left,
     moment,
     plain,
     progress_bars,
     table,
-    time_left,
 )  # fmt: skip
 
 WATCH_S = 1.0
@@ -111,7 +111,7 @@ def _watch(service: Client, job: Job, *, as_json: bool) -> Job:
         while True:
             counts = job.progress
             done = counts.done + counts.failed + counts.cancelled
-            bar.update(task, completed=done, description=job.state, note=time_left(job.eta_s))
+            bar.update(task, completed=done, description=job.state, note=job_left(job))
             if as_json and job != last:
                 emit_line(job.raw)
             if job.ended:
@@ -131,7 +131,7 @@ def _table(jobs: list[Job]) -> Table:
             *map(str, (counts.done, counts.failed, counts.cancelled, counts.total, job.chunks)),
             moment(job.created),
             f"{job.updated - job.created:.1f}",
-            time_left(job.eta_s),
+            job_left(job),
         )
     return shown
 

@@ -12,15 +12,19 @@ import argparse
 import contextlib
 import hashlib
 import json
+import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rich.progress import TaskID
 
 from kvstitch.client import Client, Job, errors
 from service.cli.documents.account import Account, Forecast, forecast, sentence
+from service.cli.documents.folder_sync import source_name
 from service.cli.documents.sources import (
     HIDDEN,
     ROW,
@@ -32,7 +36,7 @@ from service.cli.documents.sources import (
     count,
 )
 from service.cli.options import message_of
-from service.cli.output import emit, plain, progress_bars, time_left
+from service.cli.output import emit, job_left, plain, progress_bars
 
 BATCH_BYTES = 32 * 1024 * 1024
 BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
@@ -40,6 +44,8 @@ _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have c
 # Fields that concern the whole batch.
 _BATCH_FIELDS = ("collection", "metadata", "readers", "Idempotency-Key")
 POLL_S = 0.25
+TOLD_S = 60.0  # between two lines of how far it is, where there is no bar
+_WITHOUT_NUMBERS = re.compile(r"[\d.]+")  # that change while the reason is the same
 POLLED_JOBS = 4  # at a time; the service works jobs off in order
 MAX_ERRORS = 10_000  # documents of one call
 AWAY_S = 120.0  # how long to wait for a service that is being restarted; it resumes its jobs
@@ -55,8 +61,9 @@ class Ingest:
         self._readers = [name.strip() for name in args.readers.split(",") if name.strip()]
         self._began = time.time()
         self.account = Account()
+        self.changes: dict[str, int] = {}  # documents renamed, pruned or gone
         self._forecast: Forecast | None = None
-        self._time_said = False
+        self._told = ("", "", 0.0)  # what it waits for, the phase, and when that was said
         self._hidden: set[str] = set()
         self._said: dict[str, set[str]] = {}  # of each job
         self.bar = progress_bars(as_json=args.json)
@@ -117,6 +124,7 @@ class Ingest:
             job = submit(
                 client, batch, collection=self._given.collection,
                 metadata=self._metadata, readers=self._readers,
+                source=source_name(self._given, batch[0].root), on_wait=self._say_why,
             )  # fmt: skip
         except errors.KvstitchError as error:
             if error.status not in _DOCUMENT_FAULTS or error.field in _BATCH_FIELDS:
@@ -140,8 +148,30 @@ class Ingest:
             still = [job_id for job_id, job in jobs.items() if not job.ended]
             if not still:
                 return
-            for job in poll(client, still[:POLLED_JOBS]):
+            self._tell(jobs[still[0]], jobs[still[-1]])
+            for job in poll(client, still[:POLLED_JOBS], self._say_why):
                 self._note(client, job)
+
+    def _tell(self, first: Job, last: Job) -> None:
+        """Say what the first open job waits for, and how far all are: what no bar shows, or a file
+        that nobody looks at before it is long."""
+        waiting, phase, said_at = self._told
+        now = time.monotonic()
+        if (why := _WITHOUT_NUMBERS.sub("", first.waiting or "")) != waiting:
+            self.say(f"waits: {first.waiting}" if first.waiting else "goes on")
+        due = not self.bar.console.is_terminal and now - said_at >= TOLD_S
+        if first.phase and last.eta_s is not None and (first.phase != phase or due):
+            done = self.account.count("done", "failed", "cancelled")
+            total = self.account.count("total")
+            self.say(f"{job_left(replace(last, phase=first.phase))}: {done} of {total} stored")
+            phase, said_at = first.phase, now
+        self._told = why, phase, said_at
+
+    def _say_why(self, why: str) -> None:
+        """Say why a call is repeated, once while that lasts."""
+        if (reason := _WITHOUT_NUMBERS.sub("", why)) != self._told[0]:
+            self._told = reason, *self._told[1:]
+            self.say(f"waits: {why}")
 
     def _note(self, client: Client, job: Job) -> None:
         """Take over a job's state, and name what is new in it; the first one may hold some."""
@@ -166,6 +196,7 @@ class Ingest:
         result = self.account.result(waited=not self._given.no_wait)
         jobs = self.account.jobs.values()
         result["resumed_jobs"] = sum(job.created < self._began - 1.0 for job in jobs)
+        result |= self.changes
         result["forecast"] = None if self._forecast is None else asdict(self._forecast)
         if self._given.json:
             emit(result)
@@ -185,18 +216,26 @@ class Ingest:
             line += f" ({changes})"
         print(line)
         print(sentence(result))
+        if renamed := result.get("renamed"):
+            print(f"{renamed} documents have another name now; their KV stayed")
+        if pruned := result.get("pruned"):
+            owed = result.get("owed_chunks")
+            print(
+                f"{pruned} documents removed that are no longer in this folder"
+                + (f"; KV of {owed} chunks is deleted as soon as its tier answers" if owed else "")
+            )
+        if gone := result.get("gone"):
+            print(f"{gone} stored documents are no longer in this folder: --prune removes them")
         if resumed := result["resumed_jobs"]:
             self.say(f"{resumed} jobs were under way already and were not sent again")
 
     def _update_bar(self) -> None:
         account = self.account
         # Jobs are worked off in order: the last one's time is that of all.
-        eta = max((job.eta_s or 0.0 for job in account.jobs.values()), default=0.0)
-        if eta and not self._time_said and self._forecast and self._forecast.seconds is None:
-            self._time_said = True
-            self.say(f"by the first of them, {time_left(eta)}")
+        still = [job for job in account.jobs.values() if not job.ended]
+        left = job_left(replace(still[-1], phase=still[0].phase)) if still else ""
         unsent, failed = len(account.failed), account.count("failed")
-        notes = [f"{unsent + failed} failed" if unsent + failed else "", time_left(eta or None)]
+        notes = [f"{unsent + failed} failed" if unsent + failed else "", left]
         self.bar.update(
             self._stored,
             completed=unsent + account.count("done", "failed", "cancelled"),
@@ -205,11 +244,11 @@ class Ingest:
 
 
 def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
-    """Yield batches: all files or all lines, at most `most` documents, about 32 MiB."""
-    waiting: dict[bool, list[DocumentToSend]] = {True: [], False: []}
-    sizes = {True: 0, False: 0}
+    """Yield batches: all files or all lines of a folder, at most `most` documents, about 32 MiB."""
+    waiting: defaultdict[tuple[bool, Path], list[DocumentToSend]] = defaultdict(list)
+    sizes: defaultdict[tuple[bool, Path], int] = defaultdict(int)
     for document in documents:
-        kind = document.media_type == ROW
+        kind = document.media_type == ROW, document.root
         waiting[kind].append(document)
         sizes[kind] += len(document.content)
         if len(waiting[kind]) >= most or sizes[kind] >= BATCH_BYTES:
@@ -225,6 +264,8 @@ def submit(
     collection: str | None,
     metadata: dict[str, Any],
     readers: Sequence[str] = (),
+    source: str | None = None,
+    on_wait: Callable[[str], None] = lambda why: None,
 ) -> Job:
     """Return the job of a batch, which may be under way already."""
 
@@ -232,27 +273,32 @@ def submit(
         if batch[0].media_type == ROW:
             lines = [document.content for document in batch]
             return client.precompute_lines(
-                lines, collection=collection, readers=readers, idempotency_key=key
+                lines,
+                collection=collection,
+                readers=readers,
+                source=source,
+                idempotency_key=key,
             )
         return client.precompute_files(
             [(document.doc_id, document.content, document.media_type) for document in batch],
             collection=collection,
             metadata=metadata or None,
             readers=readers,
+            source=source,
             idempotency_key=key,
         )
 
-    of_all = [collection, metadata, *([sorted(readers)] if readers else [])]
+    of_all = [collection, metadata, *([sorted(readers)] if readers else []), source]
     digest = hashlib.sha256(json.dumps(of_all, sort_keys=True).encode())
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])
         digest.update(head.encode() + document.content)
-    job = _send_patiently(lambda: send(f"ingest-{digest.hexdigest()}"))
+    job = _send_patiently(lambda: send(f"ingest-{digest.hexdigest()}"), on_wait)
     # What was sent before and has ended may have been changed or deleted since.
-    return _send_patiently(lambda: send(None)) if job.ended else job
+    return _send_patiently(lambda: send(None), on_wait) if job.ended else job
 
 
-def _send_patiently(send: Callable[[], Job]) -> Job:
+def _send_patiently(send: Callable[[], Job], on_wait: Callable[[str], None]) -> Job:
     """Return the job of a call that is repeated for a while if the service is busy."""
     give_up_at = time.monotonic() + BUSY_TIMEOUT_S
     while True:
@@ -262,6 +308,7 @@ def _send_patiently(send: Callable[[], Job]) -> Job:
             wait_s = min(error.retry_after or 1.0, 30.0)
             if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
                 raise
+            on_wait(message_of(error))
         time.sleep(wait_s)
 
 
@@ -272,7 +319,9 @@ def _is_temporary(error: errors.KvstitchError) -> bool:
     return error.status in (409, 503)
 
 
-def poll(client: Client, job_ids: Iterable[str]) -> Iterator[Job]:
+def poll(
+    client: Client, job_ids: Iterable[str], on_wait: Callable[[str], None] = lambda why: None
+) -> Iterator[Job]:
     """Yield these jobs as they are now, after a pause."""
     time.sleep(POLL_S)
     for job_id in job_ids:
@@ -285,4 +334,5 @@ def poll(client: Client, job_ids: Iterable[str]) -> Iterator[Job]:
                 away = isinstance(error, errors.ConnectionFailed) or error.status == 503
                 if not away or time.monotonic() > give_up_at:
                     raise
+                on_wait(message_of(error))
             time.sleep(1.0)

@@ -11,7 +11,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,12 @@ class SourceFile:
 
     path: Path
     doc_id: str
+    root: Path = Path()  # the folder from which its name goes
 
     @classmethod
-    def of(cls, path: Path, name: str) -> SourceFile:
-        """Return a file as the document of this name, in the form in which people type it (NFC)."""
-        return cls(path, unicodedata.normalize("NFC", name))
+    def of(cls, path: Path, root: Path) -> SourceFile:
+        """Return a file as the document of its path, in the form in which people type it (NFC)."""
+        return cls(path, name_of(path, root), root)
 
     @property
     def lines(self) -> bool:
@@ -57,6 +58,7 @@ class DocumentToSend:
     media_type: str
     content: bytes
     collection: str = ""
+    root: Path = Path()
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ class Found:
     def skip(self, path: Path, reason: str, detail: str = "") -> None:
         self.skipped.append(SkippedFile(str(path), reason, detail))
 
-    def take(self, path: Path, name: str) -> None:
+    def take(self, path: Path, root: Path) -> None:
         """Take a file, unless it is empty or was taken under another name."""
-        source = SourceFile.of(path, name)
+        source = SourceFile.of(path, root)
         try:
             real, size = path.resolve(), path.stat().st_size
         except OSError as error:
@@ -128,7 +130,7 @@ def scan(paths: Sequence[str]) -> Found:
         if path.is_dir():
             _walk(path, found)
         elif path.exists():
-            found.take(path, path.name)
+            found.take(path, path.parent)
         elif glob.has_magic(text):
             _match(text, found)
         else:
@@ -178,7 +180,7 @@ def _sort(path: Path, root: Path, found: Found) -> None:
     elif path.suffix.lower() not in wanted_suffixes():
         found.skip(path, OTHER_KIND, path.suffix)
     else:
-        found.take(path, name)
+        found.take(path, root)
 
 
 def _match(pattern: str, found: Found) -> None:
@@ -192,7 +194,12 @@ def _match(pattern: str, found: Found) -> None:
         raise WrongArgument(f"{pattern} matches no file")
     for file in files:
         if not file.name.startswith(_COMPANIONS):
-            found.take(file, file.relative_to(Path(*fixed)).as_posix())
+            found.take(file, Path(*fixed))
+
+
+def name_of(path: Path, root: Path) -> str:
+    """Return what a file's document is called."""
+    return unicodedata.normalize("NFC", path.relative_to(root).as_posix())
 
 
 def unreadable(doc_id: str, path: Path, error: OSError) -> UnsendableDocument:
@@ -230,6 +237,7 @@ def read(sources: Sequence[SourceFile], metadata: dict[str, Any]) -> Iterator[Re
     for source in sources:
         for document in _lines(source, metadata) if source.lines else [_file(source)]:
             if isinstance(document, DocumentToSend):
+                document = replace(document, root=source.root)
                 name = (document.collection, document.doc_id)
                 if name in seen:
                     yield UnsendableDocument(

@@ -1,7 +1,8 @@
 """`kvstitch ingest --watch`: keeps a folder's documents as the folder is, until it is interrupted.
 
+    at its start ── what is gone since an earlier watch ── deleted, with --prune
     scan ── what is new or changed, and quiet since the last scan ── ingest
-       └── what is gone since two scans ── deleted, with --delete-removed
+       └── what is gone since two scans ── deleted, with --prune
 
 Nothing is deleted while the file is there, whatever the reason why it cannot be read. What has been
 ingested is kept in memory: the first round sends everything, which changes nothing that is stored
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from kvstitch.client import Client, errors
 from service.cli.documents.account import sentence
+from service.cli.documents.folder_sync import DELETED_AT_ONCE, FolderSync
 from service.cli.documents.sending import Ingest
 from service.cli.documents.sources import (
     DocumentToSend,
@@ -30,12 +32,11 @@ from service.cli.documents.sources import (
     scan,
     unreadable,
 )
-from service.cli.options import WrongArgument, client, message_of
+from service.cli.options import CommandError, WrongArgument, client, message_of
 from service.cli.output import console, emit_line, plain
 
 Signature = tuple[int, int, int]  # modification time, size, inode
 Name = tuple[str, str]  # collection, doc_id
-DELETED_AT_ONCE = 1000  # documents in one call
 _TEMPORARY = (409, 429, 502, 503, 504, 507)
 
 
@@ -71,6 +72,7 @@ class Watch:
         self._missing: set[Path] = set()  # in the scan before
         self._warned = ""
         self._first = True
+        self._compared = False  # with what was stored before
 
     def round(self) -> None:
         """One look at the folder, and what follows from it."""
@@ -85,7 +87,9 @@ class Watch:
         self._seen = seen
         try:
             with client(self._args) as service:
+                sync = self._rename(service, found)
                 self._ingest(service, found, quiet)
+                self._compare(sync)
                 for path in gone:
                     self._delete(service, path, self._known[path].names)
                     del self._known[path]
@@ -98,6 +102,47 @@ class Watch:
         else:
             self._warned = ""
             self._first = False
+
+    def _rename(self, service: Client, found: Found) -> FolderSync | None:
+        """Rename what has another name now; None if the folder seems to be away, or no key may look
+        at what is stored."""
+        if self._compared and not (self._args.prune and self._missing):
+            return None
+        try:
+            sync = FolderSync(self._args, service, self._root)
+            if not self._args.prune:
+                return sync
+            if not self._compared:
+                sync.check(found)
+            for old, new in sync.rename(found):
+                self._known = {p: k for p, k in self._known.items() if ("", old[1]) not in k.names}
+                event = {"event": "renamed", "doc_id": old[1], "new_id": new[1]}
+                self._report(event, f"{old[1]}: is {new[1]} now; its KV stays")
+        except CommandError as error:
+            self._warn(error.message)
+            return None
+        except (errors.Forbidden, errors.NotFound):
+            if self._args.prune:
+                raise
+            self._compared = True
+            return None
+        return sync
+
+    def _compare(self, sync: FolderSync | None) -> None:
+        """At the start: delete what an earlier watch, or ingest, has stored and is gone."""
+        if sync is None or self._compared:
+            return
+        if gone := sync.gone():
+            doc_ids = [doc_id for _, doc_id in gone]
+            if self._args.prune:
+                sync.delete(gone)
+            event = "deleted" if self._args.prune else "removed"
+            what = "deleted" if self._args.prune else "gone; --prune deletes such documents"
+            self._report(
+                {"event": event, "path": str(self._root), "doc_ids": doc_ids},
+                f"{self._root}: {what} ({len(gone)} documents)",
+            )
+        self._compared = True
 
     def _is_due(self, path: Path, signature: Signature) -> bool:
         """Return whether a file is new or changed, and is not being written any more."""
@@ -175,7 +220,7 @@ class Watch:
         names = names - {n for other, k in self._known.items() if other != path for n in k.names}
         if not names:
             return
-        if self._args.delete_removed:
+        if self._args.prune:
             for collection in {collection for collection, _ in names}:
                 doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
                 wanted = collection or self._args.collection or "default"

@@ -7,6 +7,8 @@ documents.delete ── purge queue ──────────────�
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import time
 
 from service.gateway.auth.quotas import Quotas
@@ -58,6 +60,7 @@ class Corpus:
         self.documents = DocumentService(
             self._store, deletions, purges, self.ingestion, chunks.retriever
         )
+        self._kv_dir = settings.kv_dir if settings.ssd_tier_gib else None
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         expiry = KvExpiry(settings.kv_ttls, chunks, worker, settings.data_dir / "kv_expiry.json")
@@ -82,9 +85,16 @@ class Corpus:
             self.ingestion.wake_precompute()
 
     def pace(self, model: ModelInfo) -> dict[str, float | None]:
-        """Return what storing a token of a document takes."""
+        """Return what storing a token of a document takes, and the room on the KV's disk."""
         pace = self.ingestion.pace
-        return {"tokens_per_s": pace.per_s, "kv_bytes_per_token": pace.bytes_per_token(model)}
+        free = None
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(self._kv_dir).free if self._kv_dir else None
+        return {
+            "tokens_per_s": pace.storing.per_s(),
+            "kv_bytes_per_token": pace.bytes_per_token(model),
+            "disk_free_bytes": free,
+        }
 
     async def start(self) -> None:
         """Start the loops, after the retriever; the worker may come later."""

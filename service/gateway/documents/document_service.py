@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from kvstitch.records.documents import DocumentWarning, Receipt
+from kvstitch.records.documents import DocumentWarning, Receipt, SourceDocument
 from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
-from service.errors import KvstitchError, NotFound
+from service.errors import Conflict, KvstitchError, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
@@ -21,6 +22,7 @@ from service.gateway.documents.ingestion import Ingestion
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.schemas.fields import composed
 from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.search_query import document_scope
 
 PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
 PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says
@@ -77,6 +79,35 @@ class DocumentService:
         self._retriever.require()
         catalog = self._retriever.catalog
         return await self._retriever.run(catalog.collections, principal.tenant, principal.view)
+
+    async def of_source(self, principal: Principal, source: str) -> list[SourceDocument]:
+        """Return the documents that came from a source, of those that the sender may read."""
+        self._retriever.require()
+        rows = await asyncio.to_thread(self._jobs.of_source, principal.tenant, source)
+        found = []
+        for collection, group in groupby(rows, key=lambda row: row[0]):
+            sent = {doc_id: digest for _, doc_id, digest in group}
+            scope = document_scope(principal, collection)
+            names = self._retriever.catalog.readers_of
+            readers = await self._retriever.run(names, list(sent), scope=scope)
+            found += [
+                SourceDocument(collection=collection, doc_id=name, sha256=sent[name])
+                for name in sent
+                if name in readers and scope.view.shows(readers[name])
+            ]
+        return found
+
+    async def rename(self, scope: Scope, doc_id: str, name: str) -> StoredDocument:
+        """Give a document another id: its chunks and their KV stay as they are."""
+        self._retriever.require()
+        doc_id = await self._name(scope, doc_id)
+        async with self._purges.catalog_lock:
+            await self.get(scope, doc_id)
+            rename = self._retriever.catalog.rename
+            if not await self._retriever.change(rename, doc_id, name, scope=scope):
+                raise Conflict(f"new_id: there is a document {name!r}: delete it, or replace it")
+            await asyncio.to_thread(self._jobs.rename, scope, doc_id, name)
+        return await self.get(scope, name)
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
         """Remove a document's text, its vectors, and its KV in every tier; raises NotFound."""

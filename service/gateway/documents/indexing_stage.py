@@ -63,13 +63,15 @@ class IndexingStage:
         limits: FileLimits,
         *,
         on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
+        on_indexed: Callable[[Sequence[IngestDocument]], None] = lambda indexed: None,
         aside: bool = False,
     ) -> None:
         self._queue = queue
         self._retriever = retriever
         self._purges = purges
         self._parser = DocumentParser(limits)
-        self._on_warnings = on_warnings
+        self._on_warnings, self._on_indexed = on_warnings, on_indexed
+        self.step: Literal["reading", "embedding"] = "reading"
         self._aside = aside
         self.long = LongDocuments(
             self._parser, retriever,
@@ -88,7 +90,9 @@ class IndexingStage:
         batch = self._batch(pending)
         if not batch:
             return "some" if pending else "nothing"
+        self.step = "reading"
         parsed, failed = await self._parse(batch)
+        self.step = "embedding"
         handled = len(parsed) + len(failed)
         await self._retriever.embed(parsed)  # takes long, so no lock: deletions need not wait
         await self._store(parsed, failed)
@@ -173,6 +177,7 @@ class IndexingStage:
                 self._on_warnings(of_document)
             await asyncio.to_thread(self._queue.set_failed, failed)
             await asyncio.to_thread(self._queue.set_indexed, indexed)
+            self._on_indexed(indexed)
 
     # -- of documents that take long -------------------------------------------------------------
 

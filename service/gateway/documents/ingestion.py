@@ -14,6 +14,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 from retriever import Scope
 from service.errors import (
@@ -28,6 +30,7 @@ from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
+from service.gateway.documents.jobs.job_records import WorkAhead
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import (
     BATCH_CHUNKS,
@@ -36,7 +39,7 @@ from service.gateway.documents.kv_stage import (
     KvStage,
     calls,
 )
-from service.gateway.documents.pace import Pace
+from service.gateway.documents.pace import Duration, Pace
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.fleet.worker_pool import Worker
@@ -72,7 +75,7 @@ class Ingestion:
         self.pace = Pace((1 + chunks.has_copies) * (1 + len(loras)))
         self._stage = IndexingStage(
             jobs, chunks.retriever, purges, FileLimits.of(settings),
-            on_warnings=self._count_warnings, aside=True,
+            on_warnings=self._count_warnings, on_indexed=self.pace.indexed, aside=True,
         )  # fmt: skip
         self._stage.long.on_end = self._on_long_end
         self.long = self._stage.long
@@ -104,6 +107,23 @@ class Ingestion:
         self._pins_checked_at = float("-inf")
         self.wake_precompute()
 
+    def time_for(self, ahead: WorkAhead, aside: float = 0.0) -> Duration | None:
+        """Return how long such work takes, without so many bytes that are indexed aside, and what
+        is stored already of documents that are not done."""
+        tokens = ahead.tokens - self._kv.stored_until(ahead.last)
+        new = ahead.new_bytes - aside
+        return self.pace.time_for(replace(ahead, tokens=max(0.0, tokens), new_bytes=max(0.0, new)))
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why no KV can be computed; None if it can."""
+        return None if self._worker.ready else f"the worker is not ready: {self._worker.reason}"
+
+    @property
+    def step(self) -> Literal["reading", "embedding"]:
+        """What is being done of documents that are pending."""
+        return self._stage.step
+
     async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
         """End what is being done for a job, as `KvStage.cancel`; a batch is indexed without those
         of its documents that were cancelled."""
@@ -129,10 +149,12 @@ class Ingestion:
 
     async def _index(self) -> bool:
         """Index one batch; return False if there was none."""
+        self.pace.indexing.begin()
         indexed = await self._stage.index_batch()
         if self._long_ended and indexed == "nothing":
             self._long_ended, indexed = False, "all"
         if indexed == "nothing":
+            self.pace.end_indexing()
             if self._needs_scrub:
                 self._needs_scrub = False
                 await asyncio.to_thread(self._jobs.scrub)
@@ -164,14 +186,14 @@ class Ingestion:
 
     async def _store_batch(self) -> bool:
         if self._chunks.has_copies and await asyncio.to_thread(self._more_to_come):
-            self.pace.end()
+            self.pace.storing.end()
             return False
-        self.pace.begin()
+        self.pace.storing.begin()
         if await self._kv.store_batch():
             self.complete = not self._chunks.has_copies
             await self.refresh_gauges()
             return True
-        self.pace.end()
+        self.pace.storing.end()
         if await self._store_missing():
             return True
         await self._restore_pinned()

@@ -15,7 +15,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from kvstitch.records.documents import Job, JobFault, JobList, JobStep, WarnedDocument
+from kvstitch.records.documents import (
+    Job,
+    JobFault,
+    JobList,
+    JobPhase,
+    JobStep,
+    WarnedDocument,
+)
 from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
@@ -24,6 +31,7 @@ from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.ingestion import Ingestion
 from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
 from service.gateway.documents.jobs.job_store import MAX_ERRORS, JobStore
+from service.gateway.documents.pace import Duration
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
 from service.gateway.service_database import AlreadyThere
@@ -166,13 +174,17 @@ class JobService:
             waits_for = stopped_by
             if steps and all(step.step == "waiting" for _, step in steps):
                 waits_for = waits_for or "other documents that take long come first"
-            elif job.state == "queued" and not steps:
+            elif job.state == "queued" and not steps and stored.ahead.earlier:
                 waits_for = waits_for or "documents that were sent earlier come first"
-            eta_s = None if stopped_by else self._ingestion.pace.seconds_for(stored.tokens_ahead)
-            if steps and eta_s is not None:
-                known = [step.eta_s for _, step in steps if step.eta_s is not None]
-                eta_s = eta_s + max(known) if len(known) == len(steps) else None
-            job = replace(job, eta_s=eta_s, waiting=waits_for)
+            phase: JobPhase | None = None
+            if not stored.pending:
+                phase = "precomputing"
+                waits_for = waits_for or self._ingestion.waits_for
+            elif job.state == "running" or not stored.ahead.earlier:
+                phase = self._ingestion.step
+            job = replace(job, phase=phase, waiting=waits_for)
+            if not stopped_by and (takes := self._time_for(stored)) is not None:
+                job = replace(job, eta_s=takes.probable, eta_low_s=takes.low, eta_high_s=takes.high)
         told: list[tuple[str, JobFault | WarnedDocument | JobStep]] = [
             *stored.errors, *stored.warnings, *steps
         ]  # fmt: skip
@@ -184,6 +196,17 @@ class JobService:
         return replace(
             job, errors=shown(stored.errors), warnings=shown(stored.warnings), steps=shown(steps)
         )
+
+    def _time_for(self, stored: StoredJob) -> Duration | None:
+        """Return how long a job takes still; None if that is not known."""
+        aside = self._ingestion.long.of_job(stored.job.job_id)
+        takes = self._ingestion.time_for(stored.ahead, sum(each.item.size for each in aside))
+        if aside and takes is not None:
+            known = [each.eta_s for each in aside if each.eta_s is not None]
+            if len(known) < len(aside):
+                return None
+            takes += Duration(max(known), max(known), max(known))
+        return takes
 
     def _steps(self, job: Job) -> list[tuple[str, JobStep]]:
         """Return how far a job's documents are that take long, each with its collection."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -75,6 +75,8 @@ class KvStage:
         self._storing_jobs: set[str] = set()
         # Chunks of long documents whose KV is stored in the next passes, by number.
         self._rest: dict[int, list[ChunkKV]] = {}
+        # Tokens that are stored of documents that are not done, by number.
+        self._stored: defaultdict[int, float] = defaultdict(float)
 
     async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
         """End what is being done for the documents of a job, which are cancelled already; of these
@@ -111,6 +113,10 @@ class KvStage:
             storing.cancel()
             await asyncio.gather(storing, return_exceptions=True)
         return True
+
+    def stored_until(self, number: int) -> float:
+        """Return how many tokens are stored of documents up to this one that are not done."""
+        return sum(tokens for other, tokens in self._stored.items() if other <= number)
 
     async def to_store(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
         """Return all chunks of these documents, each with its copy with a prefix if the prefix
@@ -153,8 +159,12 @@ class KvStage:
             for number in done:
                 self._crashes.pop(number, None)
             await asyncio.to_thread(self._queue.set_done, done)
+            for number in done:
+                self._stored.pop(number, None)
 
         progress = BatchProgress(finish)
+        for number in self._stored.keys() - self._rest.keys():
+            del self._stored[number]
         for scope, items in slices(sorted(batch, key=lambda item: item.number in self._rest)):
             if len(work) >= BATCH_CHUNKS:
                 break  # the others are in the next batch
@@ -206,7 +216,8 @@ class KvStage:
                 async for lora, reply in replies:
                     (_, chunk), *others = by_id[reply.chunk_id]
                     copies = len(chunk.stored_copies(alone=self._alone)) * len(self._models)
-                    self._on_reply(reply, lora, len(chunk.ids) / copies)
+                    tokens = len(chunk.ids) / copies
+                    self._on_reply(reply, lora, tokens)
                     error = reply.message if reply.status == "failed" else ""
                     status = "failed" if error else "present"
                     for _, other in others:
@@ -215,6 +226,7 @@ class KvStage:
                         )
                         self._on_reply(again, lora, 0.0)
                     for number, _ in by_id[reply.chunk_id]:
+                        self._stored[number] += tokens
                         progress.chunk(number, error)
         except (WorkerUnavailable, Overloaded, DatabaseUnavailable):
             raise

@@ -1,67 +1,161 @@
-"""What storing a token of a document takes: time as measured, bytes as measured or expected."""
+"""What storing documents takes: time by what was done so far, bytes as measured or expected.
+
+    pending ── read, embedded: characters ── indexed ── KV computed: tokens ── done
+
+Either has a rate, of the time in which there was something to do.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
 from service.messages.replies import ModelInfo, Precomputed
 
-RATE_WINDOW_S = 60.0  # what counts as recent
-MIN_RATE_S = 0.5  # less is not measured: chunks that were stored already are answered at once
+RATE_WINDOW_S = 60.0  # the shortest time that counts as recent
+MOST_POINTS = 512  # that a rate remembers; older ones are joined by twos
+MIN_RATE_S = 0.5  # less is not measured
 MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
 MEASURED_TOKENS = 1000  # from which on measured bytes are believed
+BYTES_PER_TOKEN = 4.0  # of a document that is not indexed yet, before any was
+UNCHANGED = 0.1  # share of a document's indexing that one takes which is stored already
+MARGIN = 0.15  # of what rates of the past say of the future
 # Bits of a number, with the scales that stand beside a group of numbers.
 _BITS = {"int8": 8.5, "k8v4": 6.75, "int4": 5, "int2": 3}
 _RAW_BITS = {"float32": 32}
 
 
+@dataclass(frozen=True)
+class Duration:
+    """How long something takes: at least, probably, at most, in seconds."""
+
+    low: float = 0.0
+    probable: float = 0.0
+    high: float = 0.0
+
+    def __add__(self, other: Duration) -> Duration:
+        return Duration(
+            self.low + other.low, self.probable + other.probable, self.high + other.high
+        )
+
+    def beside(self, other: Duration) -> Duration:
+        """Return how long both take that go on at the same time."""
+        return Duration(
+            max(self.low, other.low),
+            max(self.probable, other.probable),
+            max(self.high, other.high),
+        )
+
+
+class Rate:
+    """How fast something goes on while there is something to do. As much of the past counts as
+    the future that is asked for: a question that is answered meanwhile halves what is left of a
+    minute, not what is left of an hour."""
+
+    def __init__(self, least: float, clock: Callable[[], float]) -> None:
+        self._least = least  # amount from which on it is believed
+        self._clock = clock
+        self._points = [(0.0, 0.0)]  # (seconds of work, amount) so far
+        self._worked_s = 0.0  # until `_began`
+        self._began: float | None = None
+
+    @property
+    def working(self) -> bool:
+        return self._began is not None
+
+    def begin(self) -> None:
+        """Note that there is something to do, unless there was before."""
+        if self._began is None:
+            self._began = self._clock()
+
+    def end(self) -> None:
+        """Note that there is nothing to do: the time until the next `begin` does not count."""
+        self._worked_s, self._began = self._seconds, None
+
+    def add(self, amount: float) -> None:
+        """Note what was done since."""
+        self._points.append((self._seconds, self._points[-1][1] + amount))
+        if len(self._points) > MOST_POINTS:
+            middle = MOST_POINTS // 2
+            self._points = self._points[:middle:2] + self._points[middle:]
+
+    def per_s(self, window_s: float = RATE_WINDOW_S) -> float | None:
+        """Return the rate of so many last seconds of work; None if too little was ever done."""
+        now, (_, total) = self._seconds, self._points[-1]
+        for seconds, amount in reversed(self._points):
+            enough = now - seconds >= MIN_RATE_S and total - amount >= self._least
+            if enough and now - seconds >= window_s:
+                break
+        return (total - amount) / (now - seconds) if enough else None
+
+    def time_for(self, amount: float) -> Duration | None:
+        """Return how long so much will take; None if that is not known."""
+        if amount <= 0:
+            return Duration()
+        if (ever := self.per_s(float("inf"))) is None:
+            return None
+        horizon_s = max(RATE_WINDOW_S, amount / ever)
+        windows = (horizon_s, horizon_s / 4, RATE_WINDOW_S)
+        times = [amount / rate for each in windows if (rate := self.per_s(each))]
+        return Duration(min(times) * (1 - MARGIN), times[0], max(times) * (1 + MARGIN))
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of work so far."""
+        return self._worked_s + (0.0 if self._began is None else self._clock() - self._began)
+
+
 class Pace:
-    """Counts what is stored, each token with so many copies. Its rate is that of the last minute
-    that had something to store."""
+    """Counts what is indexed and what is stored, each token with so many copies."""
 
     def __init__(self, copies: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._copies = copies
-        self._clock = clock
-        self._added: deque[tuple[float, float]] = deque()  # (when, tokens), the first one the start
-        self._known: float | None = None  # until the present run has been measured
+        self.indexing = Rate(1.0, clock)  # in bytes of documents that are new
+        self.storing = Rate(MIN_RATE_TOKENS, clock)  # in tokens
+        self._seen = self._changed = 0.0  # bytes that were expected to change, and that did
+        self._new_bytes, self._new_tokens = 1.0, 1 / BYTES_PER_TOKEN  # of all that was new
         self._stored_bytes = self._stored_tokens = 0.0
 
-    def begin(self) -> None:
-        """Note that there is something to compute, unless there was before."""
-        if not self._added:
-            self._added.append((self._clock(), 0.0))
-
     def add(self, reply: Precomputed, lora: str, tokens: float) -> None:
-        """Count a copy of a chunk, and its share of the chunk's tokens."""
-        now = self._clock()
-        self._added.append((now, tokens))
-        while len(self._added) > 2 and now - self._added[1][0] > RATE_WINDOW_S:
-            self._added.popleft()
+        """Count a copy of a chunk, and its share of the chunk's tokens; one that was stored already
+        says nothing of the rate."""
         if reply.status == "stored":
+            self.storing.add(tokens)
             self._stored_bytes += reply.bytes
             self._stored_tokens += tokens
 
-    def end(self) -> None:
-        """Note that there is nothing to compute: the time until the next `begin` does not count."""
-        self._known = self.per_s
-        self._added.clear()
+    def indexed(self, items: Iterable[IngestDocument]) -> None:
+        """Count documents that were indexed, and whether they were what was expected."""
+        done = 0.0
+        for item in items:
+            self._seen += item.size * (not item.known)
+            if item.change == "unchanged":
+                done += UNCHANGED * item.size
+                continue
+            done += item.size
+            self._changed += item.size
+            self._new_bytes += item.size
+            self._new_tokens += item.tokens
+        self.indexing.add(done)
 
-    @property
-    def per_s(self) -> float | None:
-        """Tokens per second; None if less than MIN_RATE_TOKENS were ever stored in one run."""
-        if len(self._added) < 2:
-            return self._known
-        seconds = self._clock() - self._added[0][0]
-        tokens = sum(tokens for _, tokens in list(self._added)[1:])
-        measured = seconds >= MIN_RATE_S and tokens >= MIN_RATE_TOKENS
-        return tokens / seconds if measured else self._known
+    def end_indexing(self) -> None:
+        """Note that nothing waits to be indexed: what comes next may be all new, or nothing."""
+        self.indexing.end()
+        self._seen = self._changed = 0.0
 
-    def seconds_for(self, tokens: float) -> float | None:
-        """Return how long so many tokens will take; None if that is not known."""
-        rate = self.per_s
-        return tokens / rate if rate else None
+    def time_for(self, work: WorkAhead) -> Duration | None:
+        """Return how long it takes until such work is done; None if that is not known."""
+        share = min(1.0, self._changed / self._seen) if self._seen else 1.0
+        new = share * work.new_bytes
+        known = work.known_bytes + work.new_bytes - new
+        indexing = self.indexing.time_for(new + UNCHANGED * known)
+        tokens = work.tokens + new * self._new_tokens / self._new_bytes
+        storing = self.storing.time_for(tokens)
+        if indexing is None or storing is None:
+            return None
+        return indexing.beside(storing) if self.storing.working else indexing + storing
 
     def bytes_per_token(self, model: ModelInfo) -> float:
         if self._stored_tokens >= MEASURED_TOKENS:

@@ -5,7 +5,8 @@ application/x-ndjson        one document object per line, read as it comes in
 text/*, application/pdf, …  one document: the body is the file, ?doc_id= and ?title= name it
 multipart/form-data         one document per file: the file's name is its doc_id
 
-?collection= and ?readers=a,b hold for documents that name none. A form may hold the fields
+?collection= and ?readers=a,b hold for documents that name none; ?source= names where all of them
+come from. A form may hold the fields
 `collection`, `metadata` (a JSON object), `readers` and `title`. A field counts for the files after
 it; `title` only for the next one.
 """
@@ -43,6 +44,7 @@ from service.settings.serving import LimitSettings
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 MAX_FIELD_BYTES = 65_536
+MAX_SOURCE_CHARS = 256
 T = TypeVar("T")
 
 
@@ -54,6 +56,9 @@ class UploadReader:
         # What holds for the next document; fields of a form change it.
         self._collection = request.query_params.get("collection", "") or "default"
         self._readers = split_readers(request.query_params.get("readers", ""))
+        self._source = request.query_params.get("source", "")
+        if len(self._source) > MAX_SOURCE_CHARS:
+            raise InvalidRequest(f"source is longer than {MAX_SOURCE_CHARS}", field="source")
         self._title = ""
         self._metadata: dict[str, Any] = {}
         # (collection, doc_id) to the document's index in the call.
@@ -66,6 +71,8 @@ class UploadReader:
         note(self._request, doc_ids=names)
         async for document in self._read():
             held = await self._upload.hold(document)
+            if self._source:
+                held = await asyncio.to_thread(held.from_source, self._source)
             count += 1
             if len(names) < MOST_NAMES:
                 names.append(f"{held.collection}/{held.doc_id}")

@@ -63,6 +63,14 @@ class DeletionRequest(StrictModel):
     )
 
 
+class RenameRequest(StrictModel):
+    """POST /admin/renames."""
+
+    collection: Collection = "default"
+    doc_id: DocId
+    new_id: NewDocId
+
+
 class GateReset(StrictModel):
     """POST /admin/gate/reset."""
 

@@ -38,7 +38,7 @@ OF_TENANTS = documents.join(jobs)
 UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_column("'indexed'")])
 _UNFINISHED = sa.select(
     *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
-                 "spooled", "chunks"], *jobs.c["tenant", "view"]
+                 "spooled", "change", "chunks"], *jobs.c["tenant", "view"]
 ).select_from(OF_TENANTS).order_by(documents.c.number)  # fmt: skip
 
 
@@ -198,7 +198,7 @@ class UnfinishedDocuments:
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **sent,
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
-            view=View.named(row.view),
+            view=View.named(row.view), known=row.change is not None,
         )  # fmt: skip
 
 
@@ -292,6 +292,9 @@ def _job_state(documents: set[str], cancelled: bool) -> str:
 
 
 def record_sizes(write: sa.Connection, documents: Iterable[IngestDocument]) -> None:
-    """Note the sizes of documents that are indexed, by which tenants' quotas are counted."""
-    rows = sorted((*item.key, item.size, item.warnings) for item in documents)
+    """Note the sizes of documents that are indexed, by which tenants' quotas are counted, and what
+    they came from."""
+    rows = sorted(
+        (*item.key, item.size, item.warnings, item.source, item.sha256) for item in documents
+    )
     upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

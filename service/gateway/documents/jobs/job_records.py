@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ class IngestDocument:
     readers: str = EVERYBODY  # the groups that may read it (retriever/scope.py)
     charset: str = ""  # that the sender names, for files of text; may be wrong or unknown
     view: View = EVERYTHING  # of its sender: what they may not read is not replaced
+    source: str = ""  # what the sender calls the place that it came from
+    sha256: str = ""  # of its content, where it has a source
+    known: bool = False  # the same bytes are stored: nothing is expected to change
     # Once it is indexed:
     change: str = ""  # created, updated or unchanged
     chunks: int = 0
@@ -75,13 +78,22 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title, metadata, readers and charset as JSON, under the names of their fields."""
+        """Title, metadata, readers, charset and source as JSON, under the names of their fields."""
         fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
         if self.readers:  # without any a repetition is recognised that an earlier release accepted
             fields["readers"] = self.readers
         if self.charset:  # likewise
             fields["charset"] = self.charset
+        if self.source:  # likewise
+            fields |= {"source": self.source, "sha256": self.sha256}
         return json.dumps(fields, ensure_ascii=False)
+
+    def from_source(self, source: str) -> IngestDocument:
+        """Return it as one that came from a source. May block."""
+        found = hashlib.sha256()
+        for block in [self.content] if isinstance(self.content, bytes) else self.content.blocks():
+            found.update(block)
+        return replace(self, source=source, sha256=found.hexdigest())
 
     def digest(self) -> bytes:
         """Return the SHA-256 of all that was sent, to recognise a repetition. May block."""
@@ -95,13 +107,31 @@ class IngestDocument:
 
 
 @dataclass(frozen=True)
+class WorkAhead:
+    """What is to be done until a job's last document is: of its own, and of those that come first.
+
+    Attributes:
+        new_bytes: Of documents that are not indexed yet.
+        known_bytes: Of those that are expected to be stored as they are.
+        tokens: Of documents whose KV is not stored yet.
+        last: Number of the last document.
+        earlier: Whether any is of an earlier job.
+    """
+
+    new_bytes: float = 0.0
+    known_bytes: float = 0.0
+    tokens: float = 0.0
+    last: int = 0
+    earlier: bool = False
+
+
+@dataclass(frozen=True)
 class StoredJob:
     """A job as its rows make it, and what is told of it to who may read its documents."""
 
     job: Job  # without errors, warnings and steps
     errors: list[tuple[str, JobFault]]  # of the first documents that failed, with the collection
     warnings: list[tuple[str, WarnedDocument]]
-    # Tokens of its documents that are not done, and of those of earlier jobs, which come first; of
-    # documents that are not indexed yet they are estimated.
-    tokens_ahead: int
+    ahead: WorkAhead
+    pending: bool  # some of its documents are not indexed yet
     readers: list[str]  # of its documents when they were sent

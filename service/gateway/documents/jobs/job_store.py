@@ -45,13 +45,13 @@ from service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
     IngestDocument,
     StoredJob,
+    WorkAhead,
 )
 from service.gateway.tables import documents, jobs, sizes
 
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 _ACCEPTED = jobs.c.state != "spooling"
 MAX_ERRORS = 100  # that a job shows unless more are asked for
-BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 # What `_load` reads of a job.
 _JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
 
@@ -89,6 +89,7 @@ class JobStore(UnfinishedDocuments):
         """Write documents of a job that is not accepted yet, and return their digests. Their files
         are the job's now."""
         rows: list[dict[str, Any]] = []
+        known = self._known(job_id, items)
         for item in items:
             content: bytes | None = None
             file = None
@@ -101,13 +102,27 @@ class JobStore(UnfinishedDocuments):
             rows.append(
                 {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
                  "bytes": item.size, "kind": item.kind, "state": "spooling", "meta": item.meta,
-                 "content": content, "spooled": file}
+                 "content": content, "spooled": file,
+                 "change": "unchanged" if (item.collection, item.doc_id) in known else None}
             )  # fmt: skip
         if rows:
             with self._write() as write:
                 write.execute(documents.insert(), rows)
         self._spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
         return b"".join(item.digest() for item in items)
+
+    def _known(self, job_id: str, items: Sequence[IngestDocument]) -> set[tuple[str, str]]:
+        """Return those of these documents whose bytes are those that are stored."""
+        sent = {(item.collection, item.doc_id): item.sha256 for item in items if item.sha256}
+        if not sent:
+            return set()
+        tenant = sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id).scalar_subquery()
+        query = sa.select(*sizes.c["collection", "doc_id", "sha256"])
+        named = sizes.c.tenant == tenant, among(sizes.c.doc_id, [name for _, name in sent])
+        with self._read() as read:
+            rows = read.execute(query.where(*named)).all()
+        return {(row.collection, row.doc_id) for row in rows
+                if sent.get((row.collection, row.doc_id)) == row.sha256}  # fmt: skip
 
     def accept(
         self,
@@ -236,6 +251,22 @@ class JobStore(UnfinishedDocuments):
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
         return _read_warnings(stored or NO_WARNINGS)
 
+    def of_source(self, tenant: str, source: str) -> list[tuple[str, str, str]]:
+        """Return (collection, doc_id, SHA-256) of documents that came from a source last."""
+        query = sa.select(*sizes.c["collection", "doc_id", "sha256"])
+        query = query.where(sizes.c.tenant == tenant, sizes.c.source == source)
+        with self._read() as read:
+            rows = read.execute(query.order_by(*sizes.c["collection", "doc_id"]))
+            return [(row.collection, row.doc_id, row.sha256) for row in rows]
+
+    def rename(self, scope: Scope, doc_id: str, name: str) -> None:
+        """Remember of a document under another id what is known of its ingestion."""
+        of_scope = sizes.c.tenant == scope.tenant, sizes.c.collection == scope.collection
+        with self._write() as write:
+            write.execute(sizes.delete().where(*of_scope, sizes.c.doc_id == name))
+            change = sizes.update().where(*of_scope, sizes.c.doc_id == doc_id)
+            write.execute(change.values(doc_id=name))
+
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
@@ -276,7 +307,7 @@ def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -
     for part in read.execute(counted):
         states[part.state] += part.n
         chunks += part.chunks
-        if part.change is not None and part.state not in ("failed", "dead"):
+        if part.change is not None and part.state not in ("pending", "failed", "dead"):
             changes[part.change] += part.n
     named = documents.c["doc_id", "collection"]
     has_warnings = mine, documents.c.warnings != NO_WARNINGS
@@ -313,7 +344,8 @@ def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -
             (collection, WarnedDocument(doc_id=name, warnings=_read_warnings(said)))
             for collection, name, said in told(documents.c.warnings, *has_warnings)
         ],
-        0 if job.ended else _tokens_ahead(read, row.job_id),
+        WorkAhead() if job.ended else _ahead(read, row.job_id),
+        bool(states["pending"]),
         json.loads(row.readers),
     )
 
@@ -323,11 +355,20 @@ def _read_warnings(stored: str) -> list[DocumentWarning]:
     return [DocumentWarning(**one) for one in json.loads(stored)]
 
 
-def _tokens_ahead(read: sa.Connection, job_id: str) -> int:
-    """Count tokens of the documents that are not done up to the job's last: oldest come first."""
-    indexed = documents.c.state == "indexed"
-    tokens = sa.case((indexed, documents.c.tokens), else_=documents.c.bytes // BYTES_PER_TOKEN)
-    own = documents.alias()
-    last = sa.select(sa.func.max(own.c.number)).where(own.c.job_id == job_id).scalar_subquery()
-    ahead = sa.select(sa.func.sum(tokens)).where(UNFINISHED, documents.c.number <= last)
-    return int(read.scalar(ahead) or 0)
+def _ahead(read: sa.Connection, job_id: str) -> WorkAhead:
+    """Sum up the documents that are not done up to the job's last: oldest come first."""
+    ends = sa.select(sa.func.min(documents.c.number), sa.func.max(documents.c.number))
+    first, last = read.execute(ends.where(documents.c.job_id == job_id)).one()
+    if last is None:
+        return WorkAhead()
+    indexed, known = documents.c.state == "indexed", documents.c.change.is_not(None)
+
+    def total(where: sa.ColumnElement[bool], column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+        return sa.func.coalesce(sa.func.sum(column).filter(where), 0)
+
+    query = sa.select(
+        total(~indexed & ~known, documents.c.bytes), total(~indexed & known, documents.c.bytes),
+        total(indexed, documents.c.tokens), total(documents.c.number < first, documents.c.number),
+    ).where(UNFINISHED, documents.c.number <= last)  # fmt: skip
+    new, old, tokens, earlier = read.execute(query).one()
+    return WorkAhead(float(new), float(old), float(tokens), last, bool(earlier))

@@ -21,6 +21,7 @@ from kvstitch.records.documents import (
     JobList,
     JobState,
     Receipt,
+    SourceDocuments,
     StoredChunk,
 )
 from retriever import DocFilter, DocumentInfo, Scope
@@ -41,7 +42,7 @@ from service.gateway.http.dependencies import (
 )
 from service.gateway.http.openapi import PRECOMPUTE
 from service.gateway.http.uploads import UploadDep
-from service.gateway.schemas.admin import DeletionRequest
+from service.gateway.schemas.admin import DeletionRequest, RenameRequest
 from service.gateway.schemas.fields import composed
 from service.gateway.search.search_query import document_scope, metadata_filter
 
@@ -191,6 +192,31 @@ async def delete_many(
     scope = document_scope(principal, body.collection)
     note(request, collection=body.collection)
     return _deleted(request, await service.delete_matching(scope, body.doc_ids, where))
+
+
+@router.post("/renames")
+async def rename(
+    principal: Administering, body: RenameRequest, service: DocumentsDep, request: Request
+) -> Document:
+    """Give a document another id. Nothing is computed anew, unless its title was made of the id."""
+    scope = document_scope(principal, body.collection)
+    note(request, collection=body.collection, doc_ids=[body.doc_id, body.new_id])
+    return _info((await service.rename(scope, body.doc_id, body.new_id)).info)
+
+
+@router.get("/sources/{source}")
+async def source(
+    principal: Administering,
+    source: str,
+    service: DocumentsDep,
+    limit: Limit = 100,
+    cursor: Annotated[str | None, Query(pattern=r"^\d{1,9}$")] = None,
+) -> SourceDocuments:
+    """Documents that were sent with ?source=, in any collection."""
+    found = await service.of_source(principal, source)
+    first = int(cursor or 0)
+    more = str(first + limit) if len(found) > first + limit else None
+    return SourceDocuments(documents=found[first : first + limit], next_cursor=more)
 
 
 @router.get("/receipts/{receipt_id}")

@@ -49,7 +49,8 @@ def test_tokens_bytes_time_and_room(files: Path) -> None:
     lines = "\n".join(made.lines())
     assert "5 documents, 7.8 KiB: about 1,100 tokens, 1.0 MiB of KV (raw)" in lines
     assert "about 2 min" in lines
-    assert "memory has room for 50 %, ssd has room for all" in lines and "redis" not in lines
+    assert "memory has room for 50 % (537.1 KiB), ssd has room for all" in lines
+    assert "redis" not in lines
     assert "--codec int8" in lines
 
 

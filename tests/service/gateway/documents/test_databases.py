@@ -21,7 +21,7 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.chunk_kv import ChunkKV
 from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import Membership
@@ -80,7 +80,8 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     (kept,) = store.warnings("", first.collection, "a")
     assert [asdict(kept)] == json.loads(warned)
     assert store.warnings("", second.collection, "b") == store.warnings("x", "", "a") == []
-    assert job.changes == {"created": 1, "updated": 1} and stored.tokens_ahead == 8
+    assert job.changes == {"created": 1, "updated": 1}
+    assert stored.ahead == WorkAhead(tokens=8, last=3) and not stored.pending
     assert stored.errors == [("c", JobFault(doc_id="c", message="no text"))]
     assert store.pending(10, 10_000) == []
     indexed = store.indexed(10)

@@ -1,4 +1,4 @@
-"""The rate at which KV is stored, by a clock that the test moves, and what it takes on disk."""
+"""How long ingestion takes, by a clock that the test moves, and what its KV takes on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.gateway.documents.pace import MEASURED_TOKENS, RATE_WINDOW_S, Pace
+from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
+from service.gateway.documents.pace import MARGIN, MEASURED_TOKENS, MOST_POINTS, Pace, Rate
 from service.messages.replies import ModelInfo, Precomputed
 
 STORED = Precomputed("1", 1, "stored", 5000, 1.0)
@@ -19,62 +20,103 @@ class Clock:
         return self.now
 
 
-def test_recent_tokens_over_their_time() -> None:
+def test_what_was_done_over_its_time() -> None:
     clock = Clock()
-    rate = Pace(1, clock)
-    assert rate.seconds_for(100) is None
+    rate = Rate(256.0, clock)
+    assert rate.time_for(100) is None
     rate.begin()
-    assert rate.seconds_for(100) is None
+    assert rate.per_s() is None and rate.time_for(100) is None
     for _ in range(4):
         clock.now += 1
-        rate.add(STORED, "", 500)
-    assert rate.per_s == 500 and rate.seconds_for(1000) == 2
+        rate.add(500)
+    assert rate.per_s() == 500
+    takes = rate.time_for(1000)
+    assert takes is not None and takes.probable == 2
+    assert (takes.low, takes.high) == pytest.approx((2 * (1 - MARGIN), 2 * (1 + MARGIN)))
     clock.now += 4  # nothing finishes: others are served
-    assert rate.per_s == 250
+    assert rate.per_s() == 250
 
 
-def test_the_last_minute_counts() -> None:
+def test_as_much_of_the_past_counts_as_is_asked_of_the_future() -> None:
     clock = Clock()
-    rate = Pace(1, clock)
+    rate = Rate(1.0, clock)
     rate.begin()
-    for _ in range(100):
+    for second in range(4 * MOST_POINTS):  # an hour of 30, and two minutes of questions
         clock.now += 1
-        rate.add(STORED, "", 10)
-    for _ in range(int(RATE_WINDOW_S) + 1):
-        clock.now += 1
-        rate.add(STORED, "", 30)
-    assert rate.per_s == 30
+        rate.add(30 if second < 4 * MOST_POINTS - 120 else 10)
+    long, short = rate.time_for(30 * 1800), rate.time_for(10 * 60)
+    assert long is not None and short is not None
+    assert 1800 <= long.probable < 2000 and long.high > 3 * 1800
+    assert 55 <= short.probable <= 65
 
 
 def test_time_without_work_does_not_count() -> None:
     clock = Clock()
-    rate = Pace(1, clock)
+    rate = Rate(256.0, clock)
     rate.begin()
     clock.now += 2
-    rate.add(STORED, "", 2000)
+    rate.add(2000)
     rate.end()
     clock.now += 1000
-    assert rate.per_s == 1000
+    assert rate.per_s() == 1000
     rate.begin()
-    clock.now += 0.1
-    rate.add(
-        STORED, "", 900
-    )  # stored already, so it was answered at once: nothing is known from that
-    assert rate.per_s == 1000
-    clock.now += 0.9
-    assert rate.per_s == 900
+    clock.now += 2
+    rate.add(2000)
+    assert rate.per_s() == 1000
 
 
 def test_a_note_tells_nothing() -> None:
     """It waits for its turn for a minute: a book behind it would take years at that rate."""
     clock = Clock()
-    rate = Pace(1, clock)
+    rate = Rate(256.0, clock)
     rate.begin()
     clock.now += 60
-    rate.add(STORED, "", 12)
-    assert rate.per_s is None
+    rate.add(12)
+    assert rate.per_s() is None
     rate.end()
-    assert rate.per_s is None and rate.seconds_for(2_500_000) is None
+    assert rate.per_s() is None and rate.time_for(2_500_000) is None
+
+
+def sent(name: str, size: int, change: str, tokens: int = 0, **fields: Any) -> IngestDocument:
+    return IngestDocument(
+        name, "c", "text", b"x" * size, change=change, tokens=tokens, **fields
+    )  # fmt: skip
+
+
+def test_what_is_unchanged_takes_no_kv_and_little_else() -> None:
+    """Whether it is known before, by its digest, or learned of those that came first."""
+    clock = Clock()
+    pace = Pace(1, clock)
+    work = WorkAhead(new_bytes=1000, tokens=100)
+    pace.indexing.begin()
+    clock.now += 10
+    pace.indexed([sent("a", 900, "created", 300), sent("b", 100, "created", 100)])
+    assert pace.time_for(work) is None  # no KV was stored yet
+    pace.storing.begin()
+    clock.now += 10
+    pace.add(STORED, "", 400)
+    pace.storing.end()
+    before = pace.time_for(work)  # 1,000 bytes in 20 s, then 100 + 400 tokens at 40 a second
+    assert before is not None and before.probable == pytest.approx(20 + 12.5, rel=0.01)
+    known = pace.time_for(WorkAhead(known_bytes=1000, tokens=100))
+    assert known is not None and known.probable == pytest.approx(2 + 2.5, rel=0.01)
+    pace.end_indexing()
+    pace.indexing.begin()
+    pace.indexed([sent("a", 900, "unchanged"), sent("b", 100, "updated", 40)])
+    learned = pace.time_for(WorkAhead(new_bytes=1000))
+    assert learned is not None and learned.probable == pytest.approx(
+        190 / pace.indexing.per_s() + 40 / 40, rel=0.01
+    )
+
+
+def test_a_chunk_that_was_stored_already_says_nothing_of_the_rate() -> None:
+    clock = Clock()
+    pace = Pace(1, clock)
+    pace.storing.begin()
+    clock.now += 1
+    pace.add(STORED, "", 300)
+    pace.add(Precomputed("1", 1, "present", 0, 0.0), "", 10_000)
+    assert pace.storing.per_s() == 300
 
 
 def model(**fields: Any) -> ModelInfo:
