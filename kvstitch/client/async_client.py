@@ -400,10 +400,12 @@ class AsyncClient:
         body = {"doc_ids": ids, "filter": filter, "collection": collection}
         return await self._send(post("/admin/deletions", Receipt, body, repeatable=False))
 
-    def source_documents(self, source: str) -> AsyncIterator[SourceDocument]:
-        """Documents that were sent with this `source` last, in any collection."""
+    async def source_documents(self, source: str) -> list[SourceDocument]:
+        """Return the documents that were sent with this `source` last, in any collection."""
         path = path_of("/admin/sources", source, "source")
-        return self._items(path, "documents", SourceDocument, {}, None)
+        return await self._send(
+            Call("GET", path, lambda data: [read(SourceDocument, each) for each in data])
+        )
 
     async def rename_document(
         self, doc_id: str, new_id: str, *, collection: str | None = None

@@ -140,7 +140,7 @@ class Client:
     list_documents = _listing(AsyncClient.list_documents)
     delete_document = _blocking(AsyncClient.delete_document)
     delete_documents = _blocking(AsyncClient.delete_documents)
-    source_documents = _listing(AsyncClient.source_documents)
+    source_documents = _blocking(AsyncClient.source_documents)
     rename_document = _blocking(AsyncClient.rename_document)
     get_receipt = _blocking(AsyncClient.get_receipt)
     pin_document = _blocking(AsyncClient.pin_document)

@@ -174,14 +174,6 @@ class SourceDocument:
     sha256: str
 
 
-@record
-class SourceDocuments(Result):
-    """The documents of a source; pass `next_cursor` as `cursor` for the next page."""
-
-    documents: list[SourceDocument]
-    next_cursor: str | None
-
-
 # A collection that has documents; `tokens`: of their chunks.
 @record
 class Collection(Result):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import httpx
 
@@ -15,6 +16,8 @@ from service.errors import InvalidRequest, KvstitchError
 from service.settings import Settings, all_settings, load
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
+T = TypeVar("T")
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -187,6 +190,27 @@ def client(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Iterator[Cl
     found = Client(args.url, api_key=args.api_key, timeout_s=timeout_s, max_retries=0)
     with found:
         yield found
+
+
+def patiently(send: Callable[[], T], on_wait: Callable[[str], None] = lambda why: None) -> T:
+    """Return the result of a call that is repeated for a while if the service is busy."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return send()
+        except errors.KvstitchError as error:
+            wait_s = min(error.retry_after or 1.0, 30.0)
+            if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
+                raise
+            on_wait(message_of(error))
+        time.sleep(wait_s)
+
+
+def _is_temporary(error: errors.KvstitchError) -> bool:
+    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
+    if error.status == 429:
+        return bool(error.field and error.field.endswith("_per_minute"))
+    return error.status in (409, 503)
 
 
 def message_of(error: errors.KvstitchError) -> str:

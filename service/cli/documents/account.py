@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kvstitch.client import Job
@@ -35,6 +36,7 @@ class Forecast:
     more than that has."""
 
     documents: int
+    unchanged: int  # files of these
     file_bytes: int
     tokens: int
     kv_bytes: int
@@ -44,7 +46,9 @@ class Forecast:
 
     def lines(self) -> list[str]:
         """Return it in sentences."""
-        what = f"{self.documents} documents, {size(self.file_bytes)}: about {self.tokens:,} tokens"
+        what = f"{self.documents} documents, {size(self.file_bytes)}"
+        what += f", {self.unchanged} of them unchanged" if self.unchanged else ""
+        what += f": about {self.tokens:,} tokens"
         out = [f"{what}, {size(self.kv_bytes)} of KV ({self.codec})"]
         if self.seconds is None:
             out.append("how long it takes is known when the first of them are stored")
@@ -68,24 +72,32 @@ class Forecast:
 
 
 def forecast(
-    sources: Sequence[SourceFile], documents: int, status: Mapping[str, Any]
+    sources: Sequence[SourceFile],
+    documents: int,
+    status: Mapping[str, Any],
+    unchanged: Container[Path] = (),
 ) -> Forecast | None:
-    """Say what files will take; None if the service is not ready, or of another version."""
+    """Say what files will take, where some are `unchanged`; None if the service is not ready, or of
+    another version."""
     ingest, model = status.get("ingest"), status.get("model")
     if not ingest or not model:
         return None
-    file_bytes, text_bytes = 0, 0.0
+    file_bytes, text_bytes, same = 0, 0.0, 0
     for source in sources:
         try:
             length = source.path.stat().st_size
         except OSError:
             continue
         file_bytes += length
+        if source.path in unchanged:
+            same += 1
+            continue
         text_bytes += length * _TEXT_SHARE.get(source.path.suffix.lower(), 1.0)
     tokens = round(text_bytes / BYTES_PER_TOKEN)
     rate = ingest["tokens_per_s"]
     return Forecast(
         documents=documents,
+        unchanged=same,
         file_bytes=file_bytes,
         tokens=tokens,
         kv_bytes=round(tokens * ingest["kv_bytes_per_token"]),

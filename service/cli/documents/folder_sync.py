@@ -17,8 +17,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from kvstitch.client import Client, Receipt, errors
@@ -30,7 +30,7 @@ from service.cli.documents.sources import (
     read,
     scan,
 )
-from service.cli.options import CommandError
+from service.cli.options import CommandError, patiently
 
 DELETED_AT_ONCE = 1000  # documents in one call
 KV_S = 60.0  # how long to wait until the KV of deleted documents is gone, too
@@ -51,18 +51,6 @@ def source_name(args: argparse.Namespace, root: Path) -> str:
     return hashlib.sha256(named.encode()).hexdigest()[:32]
 
 
-@dataclass
-class _Present:
-    """What is in a folder: names of documents, and of folders that could not be looked into."""
-
-    names: set[Name]
-    hidden: tuple[str, ...]
-    some: bool  # a file that can be ingested
-
-    def has(self, name: Name) -> bool:
-        return name in self.names or name[1].startswith(self.hidden)
-
-
 class FolderSync:
     """What this command has stored of one folder, and what of it is not there any more."""
 
@@ -70,51 +58,64 @@ class FolderSync:
         self._root, self._client = root, client
         self._source = source_name(args, root)
         self._collection = args.collection or "default"
-        self._anyway: bool = args.prune_all
+        self._anyway: bool = getattr(args, "prune_all", False)
         self.stored = self._list()
 
     def _list(self) -> dict[Name, str]:
-        found = self._client.source_documents(self._source)
+        found = patiently(lambda: self._client.source_documents(self._source))
         return {(each.collection, each.doc_id): each.sha256 for each in found}
+
+    def unchanged(self, sources: Iterable[SourceFile]) -> set[Path]:
+        """Return those of the files whose bytes are stored."""
+        return {
+            source.path
+            for source in sources
+            if (digest := self.stored.get((self._collection, source.doc_id)))
+            and source.root == self._root
+            and digest == _sha256(source.path)
+        }
 
     def check(self, found: Found) -> None:
         """Refuse to prune where the folder rather seems to be away than to have changed.
 
         Raises:
-            CommandError: Nothing of what was stored is there, or nothing of a folder in it; or it
-                is not known which lines a file has.
+            CommandError: Nothing of what was stored is there, or nothing of a folder in it that had
+                half; or it is not known which lines a file has.
         """
-        present = self._present(found)
-        gone = {name for name in self.stored if not present.has(name)}
+        gone = self._gone(found)
         gone -= {name for name, _ in self._moved(found, gone)}
         if self._anyway or not gone:
             return
-        anyway = "is it mounted? Nothing was sent or removed; --prune-all removes them"
-        if not present.some or len(gone) == len(self.stored) > 1:
+        anyway = "is it mounted? Nothing is removed; --prune-all removes them"
+        if not found.sources or len(gone) == len(self.stored) > 1:
             raise CommandError(
-                f"{self._root} has none of the {len(self.stored)} documents that were ingested "
-                f"from it: {anyway}"
+                f"{self._root} has none of the {len(self.stored)} documents that are stored of it: "
+                f"{anyway}"
             )
-        for folder in sorted({Path(doc_id).parent for _, doc_id in gone} - {Path()}):
-            here = self._root / folder
+        below = Counter(parent for _, doc_id in gone for parent in Path(doc_id).parents)
+        for here in (
+            self._root / folder for folder, n in below.items() if 2 * n > len(self.stored)
+        ):
             if here.is_dir() and not any(here.iterdir()):
-                raise CommandError(f"{here} is empty, and documents of it are stored: {anyway}")
+                raise CommandError(
+                    f"{here} is empty, and half of what is stored was there: {anyway}"
+                )
 
     def rename(self, found: Found) -> list[tuple[Name, Name]]:
         """Rename documents whose files have another name now; returns the old and new names."""
-        present = self._present(found)
-        moved = self._moved(found, {name for name in self.stored if not present.has(name)})
+        moved = self._moved(found, self._gone(found))
         for (collection, doc_id), (_, new_id) in moved:
             with contextlib.suppress(errors.Conflict):  # it was stored from elsewhere
                 self._client.rename_document(doc_id, new_id, collection=collection)
                 self.stored[collection, new_id] = self.stored.pop((collection, doc_id))
         return moved
 
-    def gone(self) -> list[Name]:
+    def gone(self, *, check: bool) -> list[Name]:
         """Return what is stored now, and not in the folder, which is looked at afterwards."""
-        self.stored = self._list()
-        present = self._present(scan([str(self._root)]))
-        return sorted(name for name in self.stored if not present.has(name))
+        self.stored, found = self._list(), scan([str(self._root)])
+        if check:
+            self.check(found)
+        return sorted(self._gone(found))
 
     def delete(self, names: Collection[Name]) -> int:
         """Delete documents; returns how many chunks' KV may still be there after a while."""
@@ -130,23 +131,21 @@ class FolderSync:
             receipts = [self._client.get_receipt(each.receipt_id) for each in receipts]
         return sum(each.owed_chunks for each in receipts)
 
-    def _present(self, found: Found) -> _Present:
-        names: set[Name] = set()
-        for source in found.sources:
-            names |= self._names(source)
-        # They are there, whatever it is that keeps them from being ingested now.
-        skipped = [Path(each.path) for each in found.skipped]
-        unread = [each.doc_id for each in found.failed]
-        if lines := [path for path in skipped if SourceFile(path, "").lines]:
+    def _gone(self, found: Found) -> set[Name]:
+        """Return what is not among all that was found: what cannot be ingested now is there."""
+        names = {name for source in found.sources for name in self._names(source)}
+        there = [Path(each.path) for each in found.skipped]
+        if lines := [path for path in there if SourceFile(path, "").lines]:
             raise CommandError(f"{lines[0]} is empty: it is not known which lines are gone")
-        there = [name_of(path, self._root) for path in skipped if path.is_relative_to(self._root)]
-        hidden = [
-            name_of(Path(n), self._root) for n in unread if Path(n).is_relative_to(self._root)
-        ]
-        if "." in hidden:
-            raise CommandError(f"{self._root} cannot be read: nothing was sent or removed")
-        names |= {(self._collection, name) for name in (*there, *unread)}
-        return _Present(names, tuple(f"{name}/" for name in hidden), bool(found.sources))
+        unread = [each.doc_id for each in found.failed]  # names, and paths of folders
+        folders = [Path(one) for one in unread if Path(one).is_relative_to(self._root)]
+        if self._root in folders:
+            raise CommandError(f"{self._root} cannot be read: nothing is removed")
+        hidden = tuple(f"{name_of(folder, self._root)}/" for folder in folders)
+        there = [path for path in there if path.is_relative_to(self._root)]
+        names |= {(self._collection, name_of(path, self._root)) for path in there}
+        names |= {(self._collection, name) for name in unread}
+        return {n for n in self.stored if n not in names and not n[1].startswith(hidden)}
 
     def _names(self, source: SourceFile) -> set[Name]:
         if not source.lines:
@@ -170,11 +169,16 @@ class FolderSync:
             new = self._collection, source.doc_id
             if source.lines or new in self.stored:
                 continue
-            try:
-                digest = hashlib.sha256(source.path.read_bytes()).hexdigest()
-            except OSError:
-                continue
-            old = of_bytes.get(digest)
-            if old is not None and old[0] == self._collection:
+            digest = _sha256(source.path)
+            if of_bytes.get(digest, ("",))[0] == self._collection:
                 out.append((of_bytes.pop(digest), new))
         return out
+
+
+def _sha256(path: Path) -> str:
+    """Return the digest of a file, of one that cannot be read that of nothing that is stored."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -104,7 +104,7 @@ def _compare(args: argparse.Namespace, service: Client, ingest: Ingest, folder: 
     """Delete what is not in a folder any more; without --prune count it."""
     try:
         sync = FolderSync(args, service, folder)
-        gone = sync.gone()
+        gone = sync.gone(check=args.prune)
     except (CommandError, errors.Forbidden, errors.NotFound):
         if args.prune:
             raise

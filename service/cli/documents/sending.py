@@ -24,7 +24,7 @@ from rich.progress import TaskID
 
 from kvstitch.client import Client, Job, errors
 from service.cli.documents.account import Account, Forecast, forecast, sentence
-from service.cli.documents.folder_sync import source_name
+from service.cli.documents.folder_sync import FolderSync, source_name
 from service.cli.documents.sources import (
     HIDDEN,
     ROW,
@@ -35,11 +35,10 @@ from service.cli.documents.sources import (
     UnsendableDocument,
     count,
 )
-from service.cli.options import message_of
+from service.cli.options import message_of, patiently
 from service.cli.output import emit, job_left, plain, progress_bars
 
 BATCH_BYTES = 32 * 1024 * 1024
-BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
 _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
 # Fields that concern the whole batch.
 _BATCH_FIELDS = ("collection", "metadata", "readers", "Idempotency-Key")
@@ -76,8 +75,12 @@ class Ingest:
 
     def foretell(self, client: Client, sources: Sequence[SourceFile]) -> None:
         """Say what files will take, as far as it is known, and the key may look."""
+        same: set[Path] = set()
+        with contextlib.suppress(errors.ServiceError):
+            for root in {source.root for source in sources}:
+                same |= FolderSync(self._given, client, root).unchanged(sources)
         with contextlib.suppress(errors.Forbidden):
-            self._forecast = forecast(sources, count(sources), client.status())
+            self._forecast = forecast(sources, count(sources), client.status(), same)
         for line in () if self._forecast is None else self._forecast.lines():
             self.say(line)
 
@@ -293,30 +296,9 @@ def submit(
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])
         digest.update(head.encode() + document.content)
-    job = _send_patiently(lambda: send(f"ingest-{digest.hexdigest()}"), on_wait)
+    job = patiently(lambda: send(f"ingest-{digest.hexdigest()}"), on_wait)
     # What was sent before and has ended may have been changed or deleted since.
-    return _send_patiently(lambda: send(None), on_wait) if job.ended else job
-
-
-def _send_patiently(send: Callable[[], Job], on_wait: Callable[[str], None]) -> Job:
-    """Return the job of a call that is repeated for a while if the service is busy."""
-    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            return send()
-        except errors.KvstitchError as error:
-            wait_s = min(error.retry_after or 1.0, 30.0)
-            if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
-                raise
-            on_wait(message_of(error))
-        time.sleep(wait_s)
-
-
-def _is_temporary(error: errors.KvstitchError) -> bool:
-    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
-    if error.status == 429:
-        return bool(error.field and error.field.endswith("_per_minute"))
-    return error.status in (409, 503)
+    return patiently(lambda: send(None), on_wait) if job.ended else job
 
 
 def poll(

@@ -132,7 +132,7 @@ class Watch:
         """At the start: delete what an earlier watch, or ingest, has stored and is gone."""
         if sync is None or self._compared:
             return
-        if gone := sync.gone():
+        if gone := sync.gone(check=self._args.prune):
             doc_ids = [doc_id for _, doc_id in gone]
             if self._args.prune:
                 sync.delete(gone)

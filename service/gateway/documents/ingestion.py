@@ -39,7 +39,7 @@ from service.gateway.documents.kv_stage import (
     KvStage,
     calls,
 )
-from service.gateway.documents.pace import Duration, Pace
+from service.gateway.documents.pace import Pace, Seconds
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.fleet.worker_pool import Worker
@@ -107,7 +107,7 @@ class Ingestion:
         self._pins_checked_at = float("-inf")
         self.wake_precompute()
 
-    def time_for(self, ahead: WorkAhead, aside: float = 0.0) -> Duration | None:
+    def time_for(self, ahead: WorkAhead, aside: float = 0.0) -> Seconds | None:
         """Return how long such work takes, without so many bytes that are indexed aside, and what
         is stored already of documents that are not done."""
         tokens = ahead.tokens - self._kv.stored_until(ahead.last)

@@ -31,7 +31,7 @@ from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.ingestion import Ingestion
 from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
 from service.gateway.documents.jobs.job_store import MAX_ERRORS, JobStore
-from service.gateway.documents.pace import Duration
+from service.gateway.documents.pace import Seconds
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
 from service.gateway.service_database import AlreadyThere
@@ -184,7 +184,8 @@ class JobService:
                 phase = self._ingestion.step
             job = replace(job, phase=phase, waiting=waits_for)
             if not stopped_by and (takes := self._time_for(stored)) is not None:
-                job = replace(job, eta_s=takes.probable, eta_low_s=takes.low, eta_high_s=takes.high)
+                low, eta, high = map(float, takes)
+                job = replace(job, eta_s=eta, eta_low_s=low, eta_high_s=high)
         told: list[tuple[str, JobFault | WarnedDocument | JobStep]] = [
             *stored.errors, *stored.warnings, *steps
         ]  # fmt: skip
@@ -197,7 +198,7 @@ class JobService:
             job, errors=shown(stored.errors), warnings=shown(stored.warnings), steps=shown(steps)
         )
 
-    def _time_for(self, stored: StoredJob) -> Duration | None:
+    def _time_for(self, stored: StoredJob) -> Seconds | None:
         """Return how long a job takes still; None if that is not known."""
         aside = self._ingestion.long.of_job(stored.job.job_id)
         takes = self._ingestion.time_for(stored.ahead, sum(each.item.size for each in aside))
@@ -205,7 +206,7 @@ class JobService:
             known = [each.eta_s for each in aside if each.eta_s is not None]
             if len(known) < len(aside):
                 return None
-            takes += Duration(max(known), max(known), max(known))
+            takes = takes + max(known)
         return takes
 
     def _steps(self, job: Job) -> list[tuple[str, JobStep]]:

@@ -77,6 +77,7 @@ class KvStage:
         self._rest: dict[int, list[ChunkKV]] = {}
         # Tokens that are stored of documents that are not done, by number.
         self._stored: defaultdict[int, float] = defaultdict(float)
+        self._unchanged: set[int] = set()  # documents that nothing is expected to be stored of
 
     async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
         """End what is being done for the documents of a job, which are cancelled already; of these
@@ -150,6 +151,7 @@ class KvStage:
 
     async def _store_kv(self, batch: Sequence[IngestDocument]) -> None:
         work: list[Numbered] = []
+        self._unchanged = {item.number for item in batch if item.change == "unchanged"}
 
         async def finish(numbers: Sequence[int]) -> None:
             stored = set(numbers)
@@ -226,7 +228,7 @@ class KvStage:
                         )
                         self._on_reply(again, lora, 0.0)
                     for number, _ in by_id[reply.chunk_id]:
-                        self._stored[number] += tokens
+                        self._stored[number] += 0.0 if number in self._unchanged else tokens
                         progress.chunk(number, error)
         except (WorkerUnavailable, Overloaded, DatabaseUnavailable):
             raise

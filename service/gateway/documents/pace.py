@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
 from service.messages.replies import ModelInfo, Precomputed
 
-RATE_WINDOW_S = 60.0  # the shortest time that counts as recent
+RATE_WINDOW_S = 60.0  # what counts as just now
+HORIZON_S = 300.0  # the shortest past that is taken for what comes next
 MOST_POINTS = 512  # that a rate remembers; older ones are joined by twos
 MIN_RATE_S = 0.5  # less is not measured
 MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
@@ -27,32 +30,14 @@ _BITS = {"int8": 8.5, "k8v4": 6.75, "int4": 5, "int2": 3}
 _RAW_BITS = {"float32": 32}
 
 
-@dataclass(frozen=True)
-class Duration:
-    """How long something takes: at least, probably, at most, in seconds."""
-
-    low: float = 0.0
-    probable: float = 0.0
-    high: float = 0.0
-
-    def __add__(self, other: Duration) -> Duration:
-        return Duration(
-            self.low + other.low, self.probable + other.probable, self.high + other.high
-        )
-
-    def beside(self, other: Duration) -> Duration:
-        """Return how long both take that go on at the same time."""
-        return Duration(
-            max(self.low, other.low),
-            max(self.probable, other.probable),
-            max(self.high, other.high),
-        )
+Seconds = npt.NDArray[np.float64]
+"""How long something takes: at least, probably, at most."""
 
 
 class Rate:
     """How fast something goes on while there is something to do. As much of the past counts as
-    the future that is asked for: a question that is answered meanwhile halves what is left of a
-    minute, not what is left of an hour."""
+    the future that is asked for: questions that are asked for some minutes change little of
+    an hour that is left."""
 
     def __init__(self, least: float, clock: Callable[[], float]) -> None:
         self._least = least  # amount from which on it is believed
@@ -90,16 +75,16 @@ class Rate:
                 break
         return (total - amount) / (now - seconds) if enough else None
 
-    def time_for(self, amount: float) -> Duration | None:
+    def time_for(self, amount: float) -> Seconds | None:
         """Return how long so much will take; None if that is not known."""
         if amount <= 0:
-            return Duration()
+            return np.zeros(3)
         if (ever := self.per_s(float("inf"))) is None:
             return None
-        horizon_s = max(RATE_WINDOW_S, amount / ever)
+        horizon_s = max(HORIZON_S, amount / ever)
         windows = (horizon_s, horizon_s / 4, RATE_WINDOW_S)
         times = [amount / rate for each in windows if (rate := self.per_s(each))]
-        return Duration(min(times) * (1 - MARGIN), times[0], max(times) * (1 + MARGIN))
+        return np.array([min(times) * (1 - MARGIN), times[0], max(times) * (1 + MARGIN)])
 
     @property
     def _seconds(self) -> float:
@@ -145,7 +130,7 @@ class Pace:
         self.indexing.end()
         self._seen = self._changed = 0.0
 
-    def time_for(self, work: WorkAhead) -> Duration | None:
+    def time_for(self, work: WorkAhead) -> Seconds | None:
         """Return how long it takes until such work is done; None if that is not known."""
         share = min(1.0, self._changed / self._seen) if self._seen else 1.0
         new = share * work.new_bytes
@@ -155,7 +140,8 @@ class Pace:
         storing = self.storing.time_for(tokens)
         if indexing is None or storing is None:
             return None
-        return indexing.beside(storing) if self.storing.working else indexing + storing
+        together: Seconds = np.maximum(indexing, storing)
+        return together if self.storing.working else indexing + storing
 
     def bytes_per_token(self, model: ModelInfo) -> float:
         if self._stored_tokens >= MEASURED_TOKENS:

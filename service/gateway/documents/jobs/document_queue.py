@@ -199,6 +199,7 @@ class UnfinishedDocuments:
             row.doc_id, row.collection, row.kind or "", content, **sent,
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
             view=View.named(row.view), known=row.change is not None,
+            change=row.change or "",
         )  # fmt: skip
 
 

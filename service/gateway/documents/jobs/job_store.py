@@ -368,7 +368,8 @@ def _ahead(read: sa.Connection, job_id: str) -> WorkAhead:
 
     query = sa.select(
         total(~indexed & ~known, documents.c.bytes), total(~indexed & known, documents.c.bytes),
-        total(indexed, documents.c.tokens), total(documents.c.number < first, documents.c.number),
+        total(indexed & (documents.c.change != "unchanged"), documents.c.tokens),
+        total(documents.c.number < first, documents.c.number),
     ).where(UNFINISHED, documents.c.number <= last)  # fmt: skip
     new, old, tokens, earlier = read.execute(query).one()
     return WorkAhead(float(new), float(old), float(tokens), last, bool(earlier))

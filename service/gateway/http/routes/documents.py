@@ -21,7 +21,7 @@ from kvstitch.records.documents import (
     JobList,
     JobState,
     Receipt,
-    SourceDocuments,
+    SourceDocument,
     StoredChunk,
 )
 from retriever import DocFilter, DocumentInfo, Scope
@@ -206,17 +206,10 @@ async def rename(
 
 @router.get("/sources/{source}")
 async def source(
-    principal: Administering,
-    source: str,
-    service: DocumentsDep,
-    limit: Limit = 100,
-    cursor: Annotated[str | None, Query(pattern=r"^\d{1,9}$")] = None,
-) -> SourceDocuments:
-    """Documents that were sent with ?source=, in any collection."""
-    found = await service.of_source(principal, source)
-    first = int(cursor or 0)
-    more = str(first + limit) if len(found) > first + limit else None
-    return SourceDocuments(documents=found[first : first + limit], next_cursor=more)
+    principal: Administering, source: str, service: DocumentsDep
+) -> list[SourceDocument]:
+    """Documents that were sent with this `?source=` last, in any collection."""
+    return await service.of_source(principal, source)
 
 
 @router.get("/receipts/{receipt_id}")

@@ -76,4 +76,16 @@ def test_it_is_said_before_and_measured_afterwards(
     assert "4 documents, 3.9 KiB: about 1,000 tokens" in said
     assert rig.http.get("/status").json()["ingest"]["kv_bytes_per_token"] > 0
     assert main([*given, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["forecast"]["tokens"] == 1000
+    said = json.loads(capsys.readouterr().out)["forecast"]
+    assert (said["documents"], said["unchanged"], said["tokens"]) == (4, 4, 0)
+    (files / "0.txt").write_text("word " * 300)
+    assert main([*given, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["forecast"]
+    assert (said["unchanged"], said["tokens"]) == (3, 375)
+
+
+def test_room_on_disk_is_what_is_free_there(files: Path) -> None:
+    ingest = {"tokens_per_s": None, "kv_bytes_per_token": 1000.0, "disk_free_bytes": 330_000}
+    made = forecast(scan([str(files)]).sources, 5, status(ingest=ingest))
+    assert made is not None and made.tiers == {"memory": 550_000, "ssd": 330_000}
+    assert "ssd has room for 30 % (322.3 KiB)" in "\n".join(made.lines())

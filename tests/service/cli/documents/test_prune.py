@@ -13,6 +13,7 @@ import pytest
 
 from service.cli import main
 from service.cli.documents.folder_sync import source_name
+from service.cli.documents.sending import Ingest
 from service.messages.requests import Precompute
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
@@ -25,8 +26,10 @@ class Folder:
 
     def __init__(self, rig: Rig, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.rig, self.path, self._capsys = rig, path, capsys
-        self.write("a.md", "# A\none"), self.write("sub/b.md", "# B\ntwo")
-        self.write("sub/c.md", "# C\nthree"), self.write("rows.jsonl", rows("r1", "r2"))
+        self.write("a.md", "# A\none")
+        self.write("sub/b.md", "# B\ntwo")
+        self.write("sub/c.md", "# C\nthree")
+        self.write("rows.jsonl", rows("r1", "r2"))
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -142,10 +145,15 @@ def test_a_folder_that_seems_to_be_away(docs: Folder, tmp_path: Path) -> None:
     refused = docs.ingest("--prune", code=1)["error"]
     assert "is it mounted?" in refused["message"] and docs.stored() == ALL, "nothing was sent"
     shutil.copytree(kept, docs.path, dirs_exist_ok=True)
-    for name in ("b.md", "c.md"):
-        (docs.path / "sub" / name).unlink()
+    for number in range(4):
+        docs.write(f"sub/{number}.md", f"# {number}\nmore")
+    docs.ingest()
+    (docs.path / "sub" / "0.md").unlink()
+    assert docs.ingest("--prune")["pruned"] == 1
+    shutil.rmtree(docs.path / "sub")
+    (docs.path / "sub").mkdir()
     assert "sub is empty" in docs.ingest("--prune", code=1)["error"]["message"]
-    assert docs.ingest("--prune-all")["pruned"] == 2
+    assert docs.ingest("--prune-all")["pruned"] == 5
     shutil.rmtree(docs.path)
     assert docs.ingest("--prune", code=2)["error"]
     assert docs.stored() == {"a.md", "r1", "r2", "other.md"}
@@ -190,3 +198,18 @@ def test_a_folder_in_it_that_cannot_be_read(docs: Folder, monkeypatch: pytest.Mo
     (docs.path / "a.md").unlink()
     assert docs.ingest("--prune", code=1)["pruned"] == 1
     assert docs.stored() == ALL - {"a.md"}
+
+
+def test_a_folder_that_goes_away_meanwhile(docs: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when the command began, and is empty when all is sent."""
+    docs.write("new.md", "# New\nfive")
+    watch = Ingest.watch
+
+    def unmounted(ingest: Ingest, client: Any) -> None:
+        watch(ingest, client)
+        shutil.rmtree(docs.path)
+        docs.path.mkdir()
+
+    monkeypatch.setattr(Ingest, "watch", unmounted)
+    assert "is it mounted?" in docs.ingest("--prune", code=1)["error"]["message"]
+    assert docs.stored() == ALL | {"new.md"}
