@@ -30,7 +30,7 @@ from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
-from service.gateway.documents.jobs.job_records import WorkAhead
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import (
     BATCH_CHUNKS,
@@ -39,7 +39,7 @@ from service.gateway.documents.kv_stage import (
     KvStage,
     calls,
 )
-from service.gateway.documents.pace import Pace, Seconds
+from service.gateway.documents.pace import Pace, Seconds, WorkAhead
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.fleet.worker_pool import Worker
@@ -75,7 +75,7 @@ class Ingestion:
         self.pace = Pace((1 + chunks.has_copies) * (1 + len(loras)))
         self._stage = IndexingStage(
             jobs, chunks.retriever, purges, FileLimits.of(settings),
-            on_warnings=self._count_warnings, on_indexed=self.pace.indexed, aside=True,
+            on_warnings=self._count_warnings, on_indexed=self._count_indexed, aside=True,
         )  # fmt: skip
         self._stage.long.on_end = self._on_long_end
         self.long = self._stage.long
@@ -142,6 +142,10 @@ class Ingestion:
     def _count_warnings(self, warnings: Sequence[ParseWarning]) -> None:
         for warning in warnings:
             self._metrics.document_warnings.labels(warning.code).inc(warning.count)
+
+    def _count_indexed(self, items: Sequence[IngestDocument]) -> None:
+        for item in items:
+            self.pace.indexed(item.size, item.change, item.tokens, known=item.known)
 
     def _on_long_end(self) -> None:
         self._long_ended = True

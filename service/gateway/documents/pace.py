@@ -8,12 +8,12 @@ Either has a rate, of the time in which there was something to do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
 from service.messages.replies import ModelInfo, Precomputed
 
 RATE_WINDOW_S = 60.0  # what counts as just now
@@ -32,6 +32,25 @@ _RAW_BITS = {"float32": 32}
 
 Seconds = npt.NDArray[np.float64]
 """How long something takes: at least, probably, at most."""
+
+
+@dataclass(frozen=True)
+class WorkAhead:
+    """What is to be done until a job's last document is: of its own, and of those that come first.
+
+    Attributes:
+        new_bytes: Of documents that are not indexed yet.
+        known_bytes: Of those that are expected to be stored as they are.
+        tokens: Of documents whose KV is not stored yet.
+        last: Number of the last document.
+        earlier: Whether any is of an earlier job.
+    """
+
+    new_bytes: float = 0.0
+    known_bytes: float = 0.0
+    tokens: float = 0.0
+    last: int = 0
+    earlier: bool = False
 
 
 class Rate:
@@ -111,19 +130,16 @@ class Pace:
             self._stored_bytes += reply.bytes
             self._stored_tokens += tokens
 
-    def indexed(self, items: Iterable[IngestDocument]) -> None:
-        """Count documents that were indexed, and whether they were what was expected."""
-        done = 0.0
-        for item in items:
-            self._seen += item.size * (not item.known)
-            if item.change == "unchanged":
-                done += UNCHANGED * item.size
-                continue
-            done += item.size
-            self._changed += item.size
-            self._new_bytes += item.size
-            self._new_tokens += item.tokens
-        self.indexing.add(done)
+    def indexed(self, size: int, change: str, tokens: int, *, known: bool) -> None:
+        """Count a document that was indexed, and whether it was what was expected."""
+        self._seen += size * (not known)
+        if change == "unchanged":
+            self.indexing.add(UNCHANGED * size)
+            return
+        self._changed += size
+        self._new_bytes += size
+        self._new_tokens += tokens
+        self.indexing.add(size)
 
     def end_indexing(self) -> None:
         """Note that nothing waits to be indexed: what comes next may be all new, or nothing."""

@@ -12,6 +12,7 @@ from typing import Any
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from retriever import Scope
 from retriever.scope import EVERYBODY, EVERYTHING, View
+from service.gateway.documents.pace import WorkAhead
 
 NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20
@@ -104,25 +105,6 @@ class IngestDocument:
         for block in [content] if isinstance(content, bytes) else content.blocks():
             found.update(block)
         return found.digest()
-
-
-@dataclass(frozen=True)
-class WorkAhead:
-    """What is to be done until a job's last document is: of its own, and of those that come first.
-
-    Attributes:
-        new_bytes: Of documents that are not indexed yet.
-        known_bytes: Of those that are expected to be stored as they are.
-        tokens: Of documents whose KV is not stored yet.
-        last: Number of the last document.
-        earlier: Whether any is of an earlier job.
-    """
-
-    new_bytes: float = 0.0
-    known_bytes: float = 0.0
-    tokens: float = 0.0
-    last: int = 0
-    earlier: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ from service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
     IngestDocument,
     StoredJob,
-    WorkAhead,
 )
+from service.gateway.documents.pace import WorkAhead
 from service.gateway.tables import documents, jobs, sizes
 
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's

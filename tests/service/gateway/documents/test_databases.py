@@ -21,10 +21,11 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.chunk_kv import ChunkKV
 from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import Membership
+from service.gateway.documents.pace import WorkAhead
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import purges
 from service.messages.requests import ChunkTokens

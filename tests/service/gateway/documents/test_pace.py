@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from service.gateway.documents.jobs.job_records import IngestDocument, WorkAhead
 from service.gateway.documents.pace import (
     HORIZON_S,
     MARGIN,
@@ -14,6 +13,7 @@ from service.gateway.documents.pace import (
     MOST_POINTS,
     Pace,
     Rate,
+    WorkAhead,
 )
 from service.messages.replies import ModelInfo, Precomputed
 
@@ -84,12 +84,6 @@ def test_a_note_tells_nothing() -> None:
     assert rate.per_s() is None and rate.time_for(2_500_000) is None
 
 
-def sent(name: str, size: int, change: str, tokens: int = 0, **fields: Any) -> IngestDocument:
-    return IngestDocument(
-        name, "c", "text", b"x" * size, change=change, tokens=tokens, **fields
-    )  # fmt: skip
-
-
 def test_what_is_unchanged_takes_no_kv_and_little_else() -> None:
     """Whether it is known before, by its digest, or learned of those that came first."""
     clock = Clock()
@@ -97,7 +91,8 @@ def test_what_is_unchanged_takes_no_kv_and_little_else() -> None:
     work = WorkAhead(new_bytes=1000, tokens=100)
     pace.indexing.begin()
     clock.now += 10
-    pace.indexed([sent("a", 900, "created", 300), sent("b", 100, "created", 100)])
+    pace.indexed(900, "created", 300, known=False)
+    pace.indexed(100, "created", 100, known=False)
     assert pace.time_for(work) is None  # no KV was stored yet
     pace.storing.begin()
     clock.now += 10
@@ -109,7 +104,8 @@ def test_what_is_unchanged_takes_no_kv_and_little_else() -> None:
     assert known is not None and known[1] == pytest.approx(2 + 2.5, rel=0.01)
     pace.end_indexing()
     pace.indexing.begin()
-    pace.indexed([sent("a", 900, "unchanged"), sent("b", 100, "updated", 40)])
+    pace.indexed(900, "unchanged", 300, known=False)
+    pace.indexed(100, "updated", 40, known=False)
     learned, rate = pace.time_for(WorkAhead(new_bytes=1000)), pace.indexing.per_s()
     assert learned is not None and rate is not None
     assert learned[1] == pytest.approx(190 / rate + 40 / 40, rel=0.01)
