@@ -121,6 +121,7 @@ MCP_HEADERS = {
     "Mcp-Name": "search",
 }
 DELETION = {"by filter": {"filter": {"kind": "town"}}}
+RENAME = {"rename": {"doc_id": "town-03", "new_id": "old-zanska"}}
 
 
 class Recorder:
@@ -155,7 +156,9 @@ class Recorder:
 
 def main(url: str) -> None:
     record = Recorder(url)
-    job = record("POST", "/admin/precompute", requests=DOCUMENTS)["job_id"]
+    job = record("POST", "/admin/precompute", "/admin/precompute?source=towns", requests=DOCUMENTS)[
+        "job_id"
+    ]
     while record("GET", "/admin/jobs/{job_id}", f"/admin/jobs/{job}")["state"] != "succeeded":
         time.sleep(0.2)
     record("GET", "/admin/jobs")
@@ -183,6 +186,8 @@ def main(url: str) -> None:
     record("PUT", "/admin/pins/{doc_id}", "/admin/pins/person-01")
     record("DELETE", "/admin/pins/{doc_id}", "/admin/pins/person-01")
     record("GET", "/admin/collections")
+    record("GET", "/admin/sources/{source}", "/admin/sources/towns")
+    record("POST", "/admin/renames", requests=RENAME)
     receipt = record("POST", "/admin/deletions", requests=DELETION)["receipt_id"]
     record("GET", "/admin/receipts/{receipt_id}", f"/admin/receipts/{receipt}")
     record("DELETE", "/admin/documents/{doc_id}", "/admin/documents/person-01")

@@ -149,7 +149,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses += [400, 413, 415, 422]
     if operation.get("parameters"):
         statuses += [400, 422]
-    if "{" in path or path in TIMED:
+    if "{" in path or path in (*TIMED, "/admin/renames"):
         statuses.append(404)
     if path in TIMED:
         statuses.append(504)
