@@ -77,7 +77,9 @@ class AnswerStream:
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._text = self.prompts.answer_text(self.plan.request, self.plan.generate.question)
+        self._text = self.prompts.answer_text(
+            self.plan.request, self.plan.generate.question, begun=self.plan.begins
+        )
         wanted = self.plan.generate.sampling.logprobs is not None
         self._logprobs = (
             AnswerLogprobs(self._text, self.prompts.tokenizer.piece) if wanted else None

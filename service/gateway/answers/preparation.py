@@ -150,7 +150,7 @@ class RequestPreparer:
     def _check_question(self, plan: AnswerPlan) -> None:
         """Encode the question, and raise PromptTooLong if it does not fit by itself."""
         plan.question_ids = self._prompts.encode_question(
-            plan.turns, plan.request.tools, begin_answer=plan.request.guided is None
+            plan.turns, plan.request.tools, begin_answer=plan.begins
         )
         self._prompts.check_length([], plan.question_ids, max_context=plan.max_context)
 
@@ -174,6 +174,7 @@ class RequestPreparer:
         plan.unanswered = plan.unanswerable
         if plan.unanswered == "answer":
             return found
+        plan.begins, plan.question_ids = False, None
         if plan.unanswered == "say" and only_a_model_answers(plan.request):
             plan.unanswered = "model"
         if plan.unanswered == "say":
@@ -212,9 +213,7 @@ class RequestPreparer:
                 )
                 # The worker's client belongs to the event loop.
                 hinting.call_soon_threadsafe(self._worker.prefetch, hint)
-            question = prompts.encode_question(
-                turns, request.tools, begin_answer=request.guided is None
-            )
+            question = prompts.encode_question(turns, request.tools, begin_answer=plan.begins)
         plan.prompt_tokens = prompts.check_length(
             documents,
             question,

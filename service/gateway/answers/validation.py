@@ -59,6 +59,7 @@ class AnswerPlan:
     relevance: float | None = None
     unanswered: Unanswerable | None = None  # what is done: nothing found is about the question
     said: str = ""  # instead of what a model writes
+    begins: bool = True  # the prompt begins the answer, as if it came from documents
 
     @property
     def question(self) -> str:
@@ -163,9 +164,9 @@ class RequestValidator:
         )
         unanswerable = request.unanswerable or self._settings().unanswerable
         inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
-        searched = query.top_k if inline is None else 0
-        if request.documents is None and unanswerable != "answer" and is_small_talk(searched_for):
-            searched = 0
+        may_talk = inline is None and request.documents is None and unanswerable != "answer"
+        talk = may_talk and is_small_talk(searched_for)
+        searched = query.top_k if inline is None and not talk else 0
         return AnswerPlan(
             request=request,
             scope=query.scope,
@@ -176,6 +177,7 @@ class RequestValidator:
             adapter=adapter,
             condense=request.condense or self._settings().condense,
             unanswerable=unanswerable,
+            begins=request.guided is None and not talk,
             max_context=max_context,
             estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],

@@ -180,8 +180,11 @@ class PromptBuilder:
         documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + documents + question
 
-    def answer_text(self, request: GenerateRequest, question: Sequence[int] = ()) -> AnswerText:
-        """Return what collects the text of the answer; it may continue the ids of `question`."""
+    def answer_text(
+        self, request: GenerateRequest, question: Sequence[int] = (), *, begun: bool = True
+    ) -> AnswerText:
+        """Return what collects the text of the answer; it may continue the ids of `question`.
+        begun: whether the prompt begins it, where it may."""
         # An answer of a given form ends where its form says, and the prompt has not begun it.
         free, tools = request.guided is None, request.tools
         goes_on = request.continue_final_message
@@ -191,7 +194,9 @@ class PromptBuilder:
             decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
             [*own, *request.stop] if free else (),
-            prefix=self.format.answer_prefix if free and tools is None and not goes_on else "",
+            prefix=self.format.answer_prefix
+            if begun and free and tools is None and not goes_on
+            else "",
             min_tokens=request.min_tokens,
             before=question[-CONTEXT_TOKENS:] if goes_on else (),
             exact=not free,

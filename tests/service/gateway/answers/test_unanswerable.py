@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,13 @@ def test_small_talk_is_answered_by_the_model_alone(rig: Rig) -> None:
     (only,) = asked(rig)
     assert only.documents == []
     assert rig.ask(question="Hi, who are you?", unanswerable="answer").json()["found"] is True
+
+
+def test_an_answer_without_documents_is_not_begun_as_if_it_were_from_them(rig: Rig) -> None:
+    prompts = rig.gateway.prompts
+    prompts.format = replace(prompts.format, answer_prefix="The documents say:")
+    for question, begun in (("Hello!", False), (NOWHERE, False), ("the capital of Norway", True)):
+        text = rig.ask(question=question, unanswerable="model").json()["text"]
+        assert text.startswith("The documents say:") is begun
+        written = prompts.tokenizer.decode(asked(rig)[-1].question)
+        assert written.endswith("The documents say:") is begun
