@@ -7,6 +7,7 @@
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/testing.md#load)
 # make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/testing.md#chaos)
+# make recipes run the commands of docs/recipes.md: proxies with TLS, Open WebUI in a browser, … (RECIPES="--only TLS")
 # make containers  build the image (from Debian's packages where no registry is in reach), try it alone
 #               and with the compose file; needs a running Docker. make containers-fleet: only the
 #               upgrade and the kills of two gateways and two workers under load
@@ -20,7 +21,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo serve tools programs test test-slow check lint types imports generated budget walk dashboards bench \
-	loadtest chaos containers containers-fleet containers-image clean
+	loadtest chaos recipes containers containers-fleet containers-image clean
 
 setup: .venv/.ready
 
@@ -105,6 +106,12 @@ loadtest: setup
 chaos: setup
 	scripts/install-redis.sh
 	$(VENV)/python -m trials.chaos
+
+recipes: setup
+	scripts/install-proxies.sh
+	scripts/install-chromium.sh
+	scripts/install-prometheus.sh
+	$(VENV)/python -m trials.recipes $(RECIPES)
 
 # VERSION: the tag. DOCKER, COMPOSE: other programs than docker and docker-compose.
 containers containers-fleet containers-image: VERSION ?= 0.2.0

@@ -1,0 +1,1 @@
+"""The commands of docs/recipes.md, run as they stand there."""
