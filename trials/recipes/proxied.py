@@ -28,7 +28,7 @@ def through(port: str) -> None:
         with http.stream("POST", "/v1/rag/generate", json=ASKED | LONG, extensions=named) as answer:
             times = [time.monotonic() - began for _ in answer.iter_raw()]
     print(f"  port {port}: {len(times)} pieces in {times[0]:.2f} to {times[-1]:.2f} s")
-    assert len(times) > 20 and times[0] < times[-1] / 2, "the answer came in one piece"
+    assert len(times) > 20 and times[-1] - times[0] > 0.1, "the answer came in one piece"
 
 
 if __name__ == "__main__":
