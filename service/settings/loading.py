@@ -48,23 +48,44 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
         **overrides: Take precedence if they are not None.
 
     Raises:
-        InvalidSetting: Some values are wrong; the message has one line for each.
+        InvalidSetting: Some are wrong; the message has one line for each of them all.
     """
-    file = find_file(config, os.environ)
-    source = None if file is None else read_file(file, all_settings())
+    wrong = _missing_plugins(os.environ)
+    file = source = None
+    try:
+        if file := find_file(config, os.environ):
+            source = _parse(file, all_settings())
+            wrong += _unknown_names(file, source, all_settings())
+    except InvalidSetting as error:
+        wrong.append(error.message)
     given = {name: value for name, value in overrides.items() if value is not None}
-    _require_plugins(os.environ)
+    in_file = {} if source is None else source.toml_data
+    came_from = sources(given, os.environ, in_file, file)
     reset = FILE.set(source)
     try:
-        return all_settings()(**given)
-    except ValidationError as error:
-        in_file = {} if source is None else source.toml_data
-        came_from = sources(given, os.environ, in_file, file)
-        raise InvalidSetting(
-            "\n".join(_explain(fault, came_from) for fault in error.errors())
-        ) from None
+        while True:
+            try:
+                settings = all_settings()(**given)
+                break
+            except ValidationError as error:
+                fields = all_settings().model_fields
+                faults = [
+                    f
+                    for f in error.errors()
+                    if f["type"] != "extra_forbidden" or f["loc"][0] not in in_file  # it is said
+                ]
+                wrong += [_explain(fault, came_from) for fault in faults]
+                # What is wrong with several settings together shows where each is right.
+                named = {str(f["loc"][0]) for f in faults if f["loc"]} & fields.keys()
+                defaults = {name: fields[name].get_default() for name in named}
+                if defaults.items() <= given.items():
+                    break
+                given |= defaults
     finally:
         FILE.reset(reset)
+    if wrong:
+        raise InvalidSetting("\n".join(dict.fromkeys(wrong)))
+    return settings
 
 
 def find_file(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -83,24 +104,29 @@ def find_file(given: str | Path | None, environment: Mapping[str, str]) -> Path 
 
 
 def read_file(path: Path, settings: type[BaseSettings]) -> TomlConfigSettingsSource:
-    """Return what the file says; `toml_data` has it by the names of settings.
+    """Return what the file says; `toml_data` has it by the names of settings. Raises InvalidSetting
+    if it cannot be read, or has names that are no settings."""
+    found = _parse(path, settings)
+    if unknown := _unknown_names(path, found, settings):
+        raise InvalidSetting("\n".join(unknown))
+    return found
 
-    Raises:
-        InvalidSetting: It cannot be read, is no TOML, or has names that are no settings; the
-            message has one line for each of these.
-    """
+
+def _parse(path: Path, settings: type[BaseSettings]) -> TomlConfigSettingsSource:
     try:
-        found = TomlConfigSettingsSource(settings, toml_file=path)
+        return TomlConfigSettingsSource(settings, toml_file=path)
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # UnicodeDecodeError, too
         raise InvalidSetting(f"{path} is not TOML: {error}") from None
+
+
+def _unknown_names(
+    path: Path, found: TomlConfigSettingsSource, settings: type[BaseSettings]
+) -> list[str]:
     known = settings.model_fields
     unknown = {name: value for name, value in found.toml_data.items() if name not in known}
-    if unknown:
-        lines = [f"{path}: {_unknown(name, value, known)}" for name, value in unknown.items()]
-        raise InvalidSetting("\n".join(lines))
-    return found
+    return [f"{path}: {_unknown(name, value, known)}" for name, value in unknown.items()]
 
 
 def _unknown(name: str, value: Any, known: Collection[str]) -> str:
@@ -196,10 +222,12 @@ def _missing_plugin(name: str) -> str | None:
     return f"is a setting of {plugin}, which is not installed: pip install {plugin}, or unset it"
 
 
-def _require_plugins(environment: Mapping[str, str]) -> None:
-    for variable, name in _own_variables(environment):
-        if environment[variable] and (missing := _missing_plugin(name)):
-            raise InvalidSetting(f"{variable} {missing}")
+def _missing_plugins(environment: Mapping[str, str]) -> list[str]:
+    return [
+        f"{variable} {missing}"
+        for variable, name in _own_variables(environment)
+        if environment[variable] and (missing := _missing_plugin(name))
+    ]
 
 
 # What is looked at in every call. All else is built into something at the start: connections,

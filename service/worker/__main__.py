@@ -22,6 +22,7 @@ from kvstore import TierError, TierUnavailable
 from service.errors import KvstitchError
 from service.shared import logs, resources
 from service.shared.worker_settings import WorkerSettings
+from service.worker.model.load import lacks_memory, no_memory
 from service.worker.server.composition import Composition, load_model
 from service.worker.server.worker_server import WorkerServer
 
@@ -46,6 +47,11 @@ def main() -> int:
         raise
     except TierError as error:
         return _refuse(settings, str(error))
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        _refuse(settings, no_memory())
+        return 1  # it is tried again
 
 
 def _refuse(settings: WorkerSettings, reason: str) -> int:

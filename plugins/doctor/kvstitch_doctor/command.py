@@ -60,10 +60,18 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         return
     for said in unknown_variables(os.environ):
         yield warn("settings", said, "correct its name, or remove it")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    args.url = args.url or os.environ.get("KVSTITCH_URL") or f"http://{host}:{settings.port}"
+    with client(args, timeout_s=30.0) as found:
+        of_service = list(connections.check_service(found, args.url))
+        status = connections.status_of(found)
+    # Without a model the one that runs is meant, not the demo's.
+    if status and not settings.model:
+        yield connections.memory(status)
+    else:
+        for check in (model.check_model, model.check_loras, model.check_defaults):
+            yield from check(settings)
     for check in (
-        model.check_model,
-        model.check_loras,
-        model.check_defaults,
         data_folder.check_folder,
         data_folder.check_index,
         connections.check_tiers,
@@ -73,11 +81,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         yield from check(settings)
     if args.deep:
         yield from model.check_start(settings)
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    own = f"http://{host}:{settings.port}"
-    args.url = args.url or os.environ.get("KVSTITCH_URL") or own
-    with client(args, timeout_s=30.0) as found:
-        yield from connections.check_service(found, args.url)
+    yield from of_service
 
 
 def _show(findings: list[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
 from service.plugins import TierKind, load_object, tiers
 from service.settings import Settings
+from service.shared import resources
 from service.shared.fleet_secret import is_loopback
 from service.shared.worker_settings import MIB
 
@@ -200,6 +202,30 @@ def check_service(client: Client, url: str) -> Iterator[Finding]:
     else:
         yield _state(url, status)
         yield from _parts(status)
+
+
+def status_of(client: Client) -> dict[str, Any] | None:
+    """Return the status of a service that is ready; None if none is there, or tells it."""
+    with contextlib.suppress(errors.KvstitchError):
+        status = client.status()
+        return status if status.get("model") and status.get("state") == "ready" else None
+    return None
+
+
+def memory(status: dict[str, Any]) -> Finding:
+    """Say what the memory of a service that runs is for, as far as it tells."""
+    model, tier = status["model"], status["tiers"].get("memory", {})
+    pool = (status["worker"]["pool_tokens"] or 0) * model["kv_bytes_per_token"]
+    room = tier.get("capacity_bytes", 0.0) - tier.get("used_bytes", 0.0)
+    free = resources.free_memory()
+    said = f"of {model['id']}, which runs: KV pool {size(pool)}, memory tier " + (
+        f"{size(tier.get('used_bytes', 0.0))} of {size(tier.get('capacity_bytes', 0.0))}"
+    )
+    said += "" if free is None else f"; {size(free)} is free here"
+    if free is None or room <= free:
+        return ok("memory", said)
+    return warn("memory", f"{said}, and the tier may still grow by {size(room)}",
+                "restart it with a lower --memory-tier-mib, or end other programs")  # fmt: skip
 
 
 def _state(url: str, status: dict[str, Any]) -> Finding:

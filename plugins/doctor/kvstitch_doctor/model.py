@@ -57,7 +57,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
     if any(finding.level == "fail" for finding in found):
         return
     yield from _prompts(folder, settings)
-    yield from _weights(folder, settings)
+    yield from _weights(folder, settings, config)
 
 
 def _unprepared(settings: Settings) -> Finding:
@@ -82,7 +82,7 @@ def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
              f"mode {fmt.prefix_mode}")  # fmt: skip
 
 
-def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
+def _weights(folder: Path, settings: Settings, config: dict[str, Any]) -> Iterator[Finding]:
     if settings.worker_addresses:
         yield ok("weights", "loaded by workers that run by themselves")
         return
@@ -91,16 +91,28 @@ def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
         return
     files = sorted(folder.glob("*.safetensors"))
     total = sum(file.stat().st_size for file in files)
-    need = settings.workers * total + settings.memory_tier_mib * MIB
-    free = resources.free_memory()
-    if settings.device.startswith("cuda") or free is None or need <= free:
-        yield ok("weights", f"{size(total)}, whole")
-    else:
-        yield warn(
-            "weights",
-            f"weights and memory tier may take {size(need)}, and {size(free)} of memory is free",
-            "on a CPU: lower --memory-tier-mib or --workers, or take a smaller model",
-        )
+    yield ok("weights", f"{size(total)}, whole")
+    if not settings.device.startswith("cuda") and (free := resources.free_memory()) is not None:
+        yield _memory(settings, settings.workers * total, config, free)
+
+
+def _memory(settings: Settings, weights: int, config: dict[str, Any], free: int) -> Finding:
+    """Compare what a start takes with what is free; the pool as the worker would choose it."""
+    queries = config.get("num_attention_heads", 1)
+    dim = config.get("head_dim") or config.get("hidden_size", 0) // queries
+    heads = config.get("num_key_value_heads") or queries
+    token = 4 * config.get("num_hidden_layers", 0) * heads * dim  # keys and values of two bytes
+    most = settings.max_running * config.get("max_position_embeddings", free)
+    tokens = settings.pool_tokens or min(most, max(0, free - weights) // 4 // max(1, token))
+    parts = {"weights": weights, "KV pool": tokens * token,
+             "memory tier": settings.memory_tier_mib * MIB}  # fmt: skip
+    listed = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
+    need = sum(parts.values())
+    said = f"{listed}: {size(need)}, and {size(free)} is free"
+    if need <= free:
+        return ok("memory", said)
+    return warn("memory", said, "lower --memory-tier-mib, KVSTITCH_POOL_TOKENS or --workers, or "
+                "take a smaller model or --quantize int8")  # fmt: skip
 
 
 def check_loras(settings: Settings) -> Iterator[Finding]:
@@ -153,6 +165,7 @@ def check_start(settings: Settings) -> Iterator[Finding]:
 
 def _start_up(settings: Settings) -> Finding:
     from service.worker.api import load_model, set_threads, start_up_check
+    from service.worker.model.load import lacks_memory, no_memory
 
     began = time.monotonic()
     try:
@@ -168,8 +181,10 @@ def _start_up(settings: Settings) -> Finding:
             load_object(adapters().add)(adapter, name, lora)
     except KvstitchError as error:
         return fail("start-up check", error.message, "it cannot be served as it is")
-    except MemoryError:
-        return fail("start-up check", "the model does not fit into memory", "take a smaller one")
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        return fail("start-up check", no_memory(), "then run it again")
     dtype, took_s = str(adapter.dtype).removeprefix("torch."), time.monotonic() - began
     return ok("start-up check", f"{adapter.family} in {dtype} on {adapter.device}: {theirs:.1g} to "
               f"transformers, {stitched:.1g} stitched, {took_s:.1f} s")  # fmt: skip

@@ -77,7 +77,7 @@ def test_all_is_well(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixtu
     found = doctor()
     assert {f["level"] for f in found.values()} == {"ok"}
     assert set(found) == {
-        "packages", "model", "tokenizer", "weights", "defaults", "data folder", "disk",
+        "packages", "model", "tokenizer", "weights", "memory", "defaults", "data folder", "disk",
         "embedder", "index", "tiers", "port", "keys", "service",
     }  # fmt: skip
     assert not (tmp_path / "data").exists(), "looking changes nothing"
@@ -248,13 +248,18 @@ def test_what_answers_is_something_else(doctor: Doctor) -> None:
     assert found["level"] == "warn" and "not kvstitch" in found["message"]
 
 
-def test_a_service_that_runs(doctor: Doctor, rig: Rig) -> None:
+def test_a_service_that_runs(doctor: Doctor, rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     """Its folder's documents are by another embedder than the one asked about."""
     rig.ingest()
     given = ("--url", rig.url, "--data-dir", str(rig.gateway.settings.data_dir))
     found = doctor(*given, code=1)
     assert found["service"]["level"] == "ok" and "is ready" in found["service"]["message"]
-    assert "serves from it" in found["data folder"]["message"]
+    assert "serves from it" in found["data folder"]["message"] and "tokenizer" in found
+    main(["doctor", "--json", *given])  # no model is named: the one that runs is meant
+    told = json.loads(capsys.readouterr().out)["checks"]
+    (memory,) = (each for each in told if each["check"] == "memory")
+    assert "which runs: KV pool" in memory["message"]
+    assert {"model", "tokenizer", "defaults"}.isdisjoint(each["check"] for each in told)
     assert "3 documents" in found["index"]["message"] and found["index"]["level"] == "fail"
     rig.gateway.limiter.draining = True
     assert "shutting down" in doctor(*given, code=1)["service"]["message"]

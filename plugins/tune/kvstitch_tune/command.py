@@ -240,7 +240,12 @@ def _progress(
             enough = needed <= args.minutes
             shown.console.print(
                 f"{args.minutes:g} minutes are enough for about {prompts} test prompts"
-                + ("" if enough else f"; a recommendation takes about {needed:g} minutes")
+                + (
+                    ""
+                    if enough
+                    else f"; a recommendation takes about {needed:g}: end this, and give "
+                    f"--minutes {needed:g}; what was measured is kept"
+                )
             )
 
         yield on_progress, on_estimate

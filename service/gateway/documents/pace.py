@@ -20,7 +20,7 @@ RATE_WINDOW_S = 60.0  # what counts as just now
 HORIZON_S = 300.0  # the shortest past that is taken for what comes next
 MOST_POINTS = 512  # that a rate remembers; older ones are joined by twos
 MIN_RATE_S = 0.5  # less is not measured
-MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
+MIN_RATE_BYTES, MIN_RATE_TOKENS = 1000.0, 256.0  # nor is a note of a few words, which mostly waits
 MEASURED_TOKENS = 1000  # from which on measured bytes are believed
 BYTES_PER_TOKEN = 4.0  # of a document that is not indexed yet, before any was
 UNCHANGED = 0.1  # share of a document's indexing that one takes which is stored already
@@ -116,7 +116,7 @@ class Pace:
 
     def __init__(self, copies: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._copies = copies
-        self.indexing = Rate(1.0, clock)  # in bytes of documents that are new
+        self.indexing = Rate(MIN_RATE_BYTES, clock)  # in bytes of documents that are new
         self.storing = Rate(MIN_RATE_TOKENS, clock)  # in tokens
         self._seen = self._changed = 0.0  # bytes that were expected to change, and that did
         self._new_bytes, self._new_tokens = 1.0, 1 / BYTES_PER_TOKEN  # of all that was new

@@ -73,7 +73,7 @@ def load(
                 **_dequantised(config),
             )
     except Exception as error:
-        if _may_pass(error):
+        if lacks_memory(error):
             raise
         raise ModelRefused(f"{folder} cannot be loaded: {error}", field="model") from error
     if missing := sorted(loaded["missing_keys"]):
@@ -122,7 +122,7 @@ def _try(model: Any, folder: str) -> None:
     try:
         model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
     except Exception as error:
-        if _may_pass(error):
+        if lacks_memory(error):
             raise
         raise ModelRefused(
             f"the quantised weights of {folder} cannot be computed on {model.device}: {error}",
@@ -138,9 +138,18 @@ def _dequantised(config: Any) -> dict[str, Any]:
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
-def _may_pass(error: Exception) -> bool:
+def lacks_memory(error: Exception) -> bool:
     """Return whether loading may succeed later: there was not enough memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
+
+
+def no_memory() -> str:
+    """Return what is to be said where memory is lacking."""
+    return (
+        f"there is too little memory for the model and its KV pool ({(free_memory() or 0) >> 20:,} "
+        "MiB are free): take a smaller model or --quantize int8, lower KVSTITCH_POOL_TOKENS or "
+        "--memory-tier-mib, or end other programs"
+    )
 
 
 def _device(name: str) -> str:

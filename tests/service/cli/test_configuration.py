@@ -69,3 +69,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"kvstitch {__version__}\n"
+
+
+def test_all_that_is_wrong_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names in the file, its values, those of variables, and what only shows with right ones."""
+    file = tmp_path / "kvstitch.toml"
+    file.write_text("bogus = 1\ntop_k = -3\ngate_window = 0\ngate_min_checks = 50\n")
+    monkeypatch.setenv("KVSTITCH_CODEC", "zip")
+    monkeypatch.setenv("KVSTITCH_TYPO", "1")
+    assert main(["config", "check", "--config", str(file), "--json"]) == 1
+    wrong = json.loads(capsys.readouterr().out)["wrong"]
+    for name in ("KVSTITCH_TYPO", "bogus", "top_k", "gate_window", "gate_min_checks", "codec"):
+        assert sum(line.startswith(name) or f": {name} " in line for line in wrong) == 1, wrong

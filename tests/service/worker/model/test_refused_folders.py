@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
 from service.shared.worker_settings import WorkerSettings
-from service.worker.model.load import load
+from service.worker.model.load import lacks_memory, load, no_memory
 from service.worker.model.supported import why_not_served
 from tests import preloaded
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
@@ -151,3 +153,12 @@ def ended(settings: WorkerSettings) -> str:
     )
     assert process.returncode == 3, process.stderr.decode()
     return process.stderr.decode().strip().splitlines()[-1]
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_model() -> None:
+    """The worker is started again, and says a sentence in place of a traceback."""
+    for error in (MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+                  RuntimeError("you tried to allocate 8 bytes")):  # fmt: skip
+        assert lacks_memory(error)
+    assert not lacks_memory(OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    assert "MiB are free" in no_memory() and "--memory-tier-mib" in no_memory()
