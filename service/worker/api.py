@@ -40,7 +40,7 @@ from service.worker.model.addressing import Address, Addressing
 from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
-from service.worker.model.load import default_pool_tokens, set_threads
+from service.worker.model.load import default_pool_tokens, lacks_memory, no_memory, set_threads
 from service.worker.model.load import load as load_model
 from service.worker.model.model_facts import full_prefill as full_prefill_flops
 from service.worker.model.model_facts import read_calibration
@@ -52,6 +52,6 @@ __all__ = [
     "KVPool", "LegoLink", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "Vanilla",
     "add_folder", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
     "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "kernel_weights",
-    "load_model", "make_eviction", "make_fusion", "model_fingerprint", "read_calibration",
-    "set_threads", "start_up_check", "weighted_values", "write_rows",
+    "lacks_memory", "load_model", "make_eviction", "make_fusion", "model_fingerprint", "no_memory",
+    "read_calibration", "set_threads", "start_up_check", "weighted_values", "write_rows",
 ]  # fmt: skip

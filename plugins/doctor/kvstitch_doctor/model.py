@@ -164,8 +164,7 @@ def check_start(settings: Settings) -> Iterator[Finding]:
 
 
 def _start_up(settings: Settings) -> Finding:
-    from service.worker.api import load_model, set_threads, start_up_check
-    from service.worker.model.load import lacks_memory, no_memory
+    from service.worker import api
 
     began = time.monotonic()
     try:
@@ -173,18 +172,18 @@ def _start_up(settings: Settings) -> Finding:
         if folder is None:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
-        set_threads(settings.threads)
+        api.set_threads(settings.threads)
         how = {"dtype": settings.dtype, "quantize": settings.quantize}
-        adapter = load_model(str(folder), device=settings.device_of(0), **how)
-        theirs, stitched = start_up_check(adapter)
+        adapter = api.load_model(str(folder), device=settings.device_of(0), **how)
+        theirs, stitched = api.start_up_check(adapter)
         for name, lora in settings.loras.items():
             load_object(adapters().add)(adapter, name, lora)
     except KvstitchError as error:
         return fail("start-up check", error.message, "it cannot be served as it is")
     except Exception as error:
-        if not lacks_memory(error):
+        if not api.lacks_memory(error):
             raise
-        return fail("start-up check", no_memory(), "then run it again")
+        return fail("start-up check", api.no_memory(), "then run it again")
     dtype, took_s = str(adapter.dtype).removeprefix("torch."), time.monotonic() - began
     return ok("start-up check", f"{adapter.family} in {dtype} on {adapter.device}: {theirs:.1g} to "
               f"transformers, {stitched:.1g} stitched, {took_s:.1f} s")  # fmt: skip
