@@ -101,7 +101,7 @@ class Rate:
         if (ever := self.per_s(float("inf"))) is None:
             return None
         horizon_s = max(HORIZON_S, amount / ever)
-        windows = (horizon_s, horizon_s / 4, RATE_WINDOW_S)
+        windows = (horizon_s, horizon_s / 2, float("inf"))
         times = [amount / rate for each in windows if (rate := self.per_s(each))]
         return np.array([min(times) * (1 - MARGIN), times[0], max(times) * (1 + MARGIN)])
 

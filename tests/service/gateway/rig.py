@@ -81,8 +81,12 @@ class Rig:
     def wait_ready(self) -> None:
         until(lambda: self.http.get("/health/ready").status_code == 200, "ready")
 
-    def ingest(self, documents: Sequence[dict[str, Any]] = DOCUMENTS) -> dict[str, Any]:
-        response = self.http.post("/admin/precompute", json={"documents": list(documents)})
+    def ingest(
+        self, documents: Sequence[dict[str, Any]] = DOCUMENTS, source: str = ""
+    ) -> dict[str, Any]:
+        response = self.http.post(
+            "/admin/precompute", json={"documents": list(documents)}, params={"source": source}
+        )
         assert response.status_code == 202, response.text
         return self.finished(response.json()["job_id"])
 

@@ -154,7 +154,7 @@ def made_world(
     jobs = []
     for start in range(0, len(documents), 20):
         part = [each.sent for each in documents[start : start + 20]]
-        jobs.append(rig.ingest(part)["job_id"])
+        jobs.append(rig.ingest(part, source="world")["job_id"])
     # One that fails, of some.
     for number, readers in enumerate(rng.sample(subsets, 6), 1000):
         failing = Secret(number, readers)
@@ -311,6 +311,18 @@ def delete_many(world: World, who: Member, rng: random.Random) -> Iterator[httpx
         yield reply
 
 
+def rename(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
+    for each in some(world, rng):
+        there, other = each.doc_id, f"another-{each.doc_id}"
+        for old, new in ((there, other), (other, there)):
+            body = {"doc_id": old, "new_id": new, "collection": each.collection}
+            reply = who.http.post("/admin/renames", json=body)
+            if each not in who.hidden([each]):
+                yield reply
+            else:
+                assert reply.status_code == 404, "as what does not exist"
+
+
 def receipt(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
     for receipt_id in world.receipts:
         yield who.http.get(f"/admin/receipts/{receipt_id}")
@@ -365,6 +377,8 @@ CALLS: dict[str, Calls] = {
     "DELETE /admin/jobs/{job_id}": job("DELETE"),
     "POST /admin/precompute": overwrite,
     "POST /admin/deletions": delete_many,
+    "POST /admin/renames": rename,
+    "GET /admin/sources/{source}": get("/admin/sources/world"),
     "POST /retrieval": retrieval,
     "POST /mcp": tools,
     "GET /metrics": get("/metrics"),
