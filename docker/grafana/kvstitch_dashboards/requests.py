@@ -109,6 +109,11 @@ def requests() -> Dashboard:
                     unit="reqps",
                 ),
                 lines(
+                    "Questions that nothing found is about, by what was done",
+                    {"{{done}}": rate("unanswerable_total", by="done")},
+                    unit="reqps",
+                ),
+                lines(
                     "Requests of keys with a rate, by who counted",
                     {"{{counted}}": rate("quota_checks_total", by="counted")},
                     unit="reqps",

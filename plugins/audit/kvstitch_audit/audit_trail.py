@@ -116,6 +116,7 @@ ACTIONS: Final = {
     "DELETE /admin/collections/{collection:path}": "delete",
     "PUT /admin/pins/{doc_id:path}": "pin",
     "DELETE /admin/pins/{doc_id:path}": "unpin",
+    "POST /admin/renames": "rename",
     "POST /admin/gate/reset": "reset_gate",
     "POST /ui/sign-in": "sign_in",
 }

@@ -95,6 +95,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
     "DELETE /admin/pins/{doc_id:path}": [("/admin/pins/oslo", {}, 200)],
     "POST /admin/gate/reset": [("/admin/gate/reset", {"json": {}}, 200),
                                ("/admin/gate/reset", {"json": {"method": "none"}}, 422)],
+    "POST /admin/renames": [("/admin/renames", {"json": {"doc_id": "none", "new_id": "x"}}, 404)],
     "DELETE /admin/documents/{doc_id:path}": [("/admin/documents/oslo", {}, 200),
                                               ("/admin/documents/oslo", {}, 404)],
     "POST /admin/deletions": [("/admin/deletions", {"json": {"doc_ids": ["rome", "x"]}}, 200),
@@ -543,8 +544,8 @@ def test_no_secret_setting_is_recorded() -> None:
         "oidc_all_groups", "oidc_audience", "oidc_client_id", "oidc_client_parameters",
         "oidc_client_scopes", "oidc_groups_claim", "oidc_issuer", "oidc_quotas",
         "oidc_scopes", "oidc_scopes_claim", "oidc_tenant", "oidc_tenant_claim",
-        "prefix_mode", "public_url", "reranker_model", "s3_region", "s3_url", "worker_addresses",
-        "write_tiers",
+        "prefix_mode", "public_url", "reranker_model", "s3_region", "s3_url", "unanswerable_text",
+        "worker_addresses", "write_tiers",
     }  # fmt: skip
     secret = hidden(all_settings())
     kinds = {name: str(field.annotation) for name, field in all_settings().model_fields.items()}

@@ -161,7 +161,7 @@ gateway = Gateway(
     load(model=str(folder), data_dir=data, port=port), folder,
     embedder=HashingEmbedder(), processes=ProcessOptions(command),
 )
-sys.exit(3 if serve(gateway, listen('127.0.0.1', port)) else 0)
+sys.exit(3 if serve(gateway, listen('127.0.0.1', port), 0.0) else 0)
 """
 
 
