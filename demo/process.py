@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,12 @@ def free_port(wanted: int = 0) -> int:
 
 
 def start(
-    data_dir: Path, port: int, log: Path, model: Path | None, options: Sequence[str] = ()
+    data_dir: Path,
+    port: int,
+    log: Path,
+    model: Path | None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
 ) -> subprocess.Popen[bytes]:
     """Starts the service, and returns when it is ready. It does not get the terminal's Ctrl-C.
 
@@ -54,7 +59,7 @@ def start(
         command += ["--model", str(model)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     try:
         _wait_until_ready(process, port, log)
@@ -68,8 +73,10 @@ def start(
 def service(
     data_dir: Path, port: int, log: Path, model: Path | None = None, options: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the service as `start` does, and stops it when the block ends."""
-    process = start(data_dir, port, log, model, options)
+    """Starts the service as `start` does, but for measuring a model's answers, also to what the
+    documents do not say, and stops it when the block ends."""
+    measured = {"KVSTITCH_UNANSWERABLE": "answer"} | os.environ
+    process = start(data_dir, port, log, model, options, measured)
     try:
         yield process
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -33,6 +34,9 @@ def service(
 ) -> Iterator[str]:
     """Start a service and stop it at the end of the block. It gets the KVSTITCH_* variables.
 
+    What is measured is a model's answer: without one of these that says otherwise, questions that
+    the documents do not answer go to the model, too.
+
     Args:
         data_dir: its data folder, created if needed.
         model: model folder to serve; default: the demo's.
@@ -53,7 +57,10 @@ def service(
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "service.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT,
+            env={"KVSTITCH_UNANSWERABLE": "answer"} | os.environ,
+        )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_ready(url, process, log, start_s)

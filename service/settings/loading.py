@@ -77,7 +77,7 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
                 wrong += [_explain(fault, came_from) for fault in faults]
                 # What is wrong with several settings together shows where each is right.
                 named = {str(f["loc"][0]) for f in faults if f["loc"]} & fields.keys()
-                defaults = {name: fields[name].get_default() for name in named}
+                defaults = {n: fields[n].get_default(call_default_factory=True) for n in named}
                 if defaults.items() <= given.items():
                     break
                 given |= defaults
