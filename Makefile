@@ -37,7 +37,7 @@ serve: setup
 
 # What tests need besides Python packages; quick where it is there.
 tools: setup programs
-	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
+	$(VENV)/python -m kvstitch.service.worker.kernels.cpu.build --if-changed
 	scripts/install-postgresql.sh
 	scripts/install-triton.sh
 

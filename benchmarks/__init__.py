@@ -1,5 +1,5 @@
 """Benchmarks. Every result file has the machine, versions, commit, seed and raw samples."""
 
-from service.shared import resources
+from kvstitch.service.shared import resources
 
 resources.prepare_torch()  # before anything here imports torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvstore import ChunkSpec, chunk_file_bytes
+from kvstitch.kvstore import ChunkSpec, chunk_file_bytes
 
 CODECS = ("raw", "int8", "int4", "int2")
 TOKENS = 512

@@ -49,7 +49,7 @@ def title(folder: Path) -> str:
 
 
 def _model_command(*arguments: str) -> str:
-    command = [sys.executable, "-m", "service.cli", "model", *arguments]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "model", *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False

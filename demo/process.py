@@ -53,7 +53,7 @@ def start(
     Raises:
         ServiceError: The service ended, or was not ready after `START_SECONDS`.
     """
-    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "serve", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir), *options]
     if model is not None:
         command += ["--model", str(model)]

@@ -17,7 +17,7 @@ import hmac
 import os
 from typing import Any
 
-from encryption.keyring import KEY_ID_BYTES, DataKey, EncryptionError, Keyring, SealBroken
+from kvstitch.encryption.keyring import KEY_ID_BYTES, DataKey, EncryptionError, Keyring, SealBroken
 
 KEY_BYTES = 32
 SALT_BYTES = 24

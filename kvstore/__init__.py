@@ -8,7 +8,7 @@ Importing this package needs only torch, numpy and xxhash. redis is imported whe
         some = store.read_blocks(key, {0: [0, 3], 1: [2]}, expect=spec)  # layer -> blocks
 """
 
-from kvstore.errors import (
+from kvstitch.kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
     ChunkLocked,
@@ -21,10 +21,10 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.chunk import EncodedBlocks, EncodedChunk, encode_chunk
-from kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
-from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec, chunk_key
-from kvstore.outcomes import (
+from kvstitch.kvstore.format.chunk import EncodedBlocks, EncodedChunk, encode_chunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
+from kvstitch.kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec, chunk_key
+from kvstitch.kvstore.outcomes import (
     BadBlock,
     BlocksOutcome,
     ExtraOutcome,
@@ -33,10 +33,10 @@ from kvstore.outcomes import (
     StoreStats,
     TierStats,
 )
-from kvstore.store import TieredStore
-from kvstore.tiers.memory_tier import MemoryTier
-from kvstore.tiers.redis.redis_tier import RedisTier
-from kvstore.tiers.ssd.ssd_tier import SsdTier
+from kvstitch.kvstore.store import TieredStore
+from kvstitch.kvstore.tiers.memory_tier import MemoryTier
+from kvstitch.kvstore.tiers.redis.redis_tier import RedisTier
+from kvstitch.kvstore.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
     "BLOCK_TOKENS",

@@ -13,9 +13,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kvstore.fault_tolerant_tier import FaultTolerantTier
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.extra_tensors import EncodedExtra
+from kvstitch.kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.extra_tensors import EncodedExtra
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -10,16 +10,26 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from encryption.keyring import Keyring
-from kvstore.format.chunk import BlockSelection, EncodedBlocks, EncodedChunk, selection_ranges
-from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.extra_tensors import EncodedExtra, opened_extra, parse_extra, seal_extra
-from kvstore.format.sealed_chunk import seal_chunk
-from kvstore.format.verifier import Verifier, require_chunk
-from kvstore.outcomes import TierStats
-from kvstore.tier_caller import BreakerSettings, CallResult, TierCaller
-from kvstore.tiers.base import Tier, TierUsage
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.kvstore.format.chunk import (
+    BlockSelection,
+    EncodedBlocks,
+    EncodedChunk,
+    selection_ranges,
+)
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.format.extra_tensors import (
+    EncodedExtra,
+    opened_extra,
+    parse_extra,
+    seal_extra,
+)
+from kvstitch.kvstore.format.sealed_chunk import seal_chunk
+from kvstitch.kvstore.format.verifier import Verifier, require_chunk
+from kvstitch.kvstore.outcomes import TierStats
+from kvstitch.kvstore.tier_caller import BreakerSettings, CallResult, TierCaller
+from kvstitch.kvstore.tiers.base import Tier, TierUsage
 
 T = TypeVar("T", EncodedChunk, EncodedExtra)
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvstore.format.chunk import BlockSelection, EncodedBlocks, EncodedChunk
-from kvstore.tiers.base import TierKind, TierUsage
+from kvstitch.kvstore.format.chunk import BlockSelection, EncodedBlocks, EncodedChunk
+from kvstitch.kvstore.tiers.base import TierKind, TierUsage
 
 ReadProblem = tuple[str, str]
 """(tier name, kind); the kinds are corrupt, refused, locked, timeout, unavailable and error."""

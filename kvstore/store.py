@@ -14,17 +14,23 @@ from typing import Self
 
 from torch import Tensor
 
-from encryption.keyring import Keyring
-from kvstore import tiered_parts
-from kvstore.coordination import DeletionEpoch, QueueLimits, SingleFlight, WriteBehindQueue
-from kvstore.errors import StoreConfigError, TierUnavailable
-from kvstore.fault_tolerant_tier import FaultTolerantTier
-from kvstore.format.chunk import EncodedChunk, block_selection, check_selection
-from kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_extra_name
-from kvstore.format.extra_tensors import encode_extra
-from kvstore.outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem, StoreStats
-from kvstore.tier_caller import BreakerSettings
-from kvstore.tiers.base import Tier
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.kvstore import tiered_parts
+from kvstitch.kvstore.coordination import DeletionEpoch, QueueLimits, SingleFlight, WriteBehindQueue
+from kvstitch.kvstore.errors import StoreConfigError, TierUnavailable
+from kvstitch.kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstitch.kvstore.format.chunk import EncodedChunk, block_selection, check_selection
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_extra_name
+from kvstitch.kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore.outcomes import (
+    BlocksOutcome,
+    ExtraOutcome,
+    ReadOutcome,
+    ReadProblem,
+    StoreStats,
+)
+from kvstitch.kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore.tiers.base import Tier
 
 
 class TieredStore:

@@ -18,8 +18,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast
 
-from encryption.keyring import EncryptionError
-from kvstore.errors import (
+from kvstitch.encryption.keyring import EncryptionError
+from kvstitch.kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
     ChunkLocked,

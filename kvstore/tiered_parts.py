@@ -9,12 +9,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from kvstore.coordination import DeletionEpoch, WriteBehindQueue
-from kvstore.fault_tolerant_tier import BlocksRead, FaultTolerantTier
-from kvstore.format.chunk import BlockSelection
-from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.extra_tensors import EncodedExtra
-from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadProblem
+from kvstitch.kvstore.coordination import DeletionEpoch, WriteBehindQueue
+from kvstitch.kvstore.fault_tolerant_tier import BlocksRead, FaultTolerantTier
+from kvstitch.kvstore.format.chunk import BlockSelection
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.format.extra_tensors import EncodedExtra
+from kvstitch.kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadProblem
 
 
 def read_blocks(

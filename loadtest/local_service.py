@@ -20,7 +20,7 @@ from loadtest.traffic.routes import CorpusDocument
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
 POLL_S = 0.2
-PROGRAM = ("service.cli", "serve")
+PROGRAM = ("kvstitch.service.cli", "serve")
 BATCH = 500
 
 

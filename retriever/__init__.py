@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from retriever.chunking import ChunkSettings
-from retriever.documents import (
+from kvstitch.retriever.chunking import ChunkSettings
+from kvstitch.retriever.documents import (
     Chunk,
     CorpusCounts,
     DocFilter,
@@ -23,18 +23,18 @@ from retriever.documents import (
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders import Embedder, EndpointEmbedder
-from retriever.embedders.local_embedder import LocalEmbedder
-from retriever.filters import Filter, parse_filter
-from retriever.index.vector_index import VectorIndex
-from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
-from retriever.scope import Scope
+from kvstitch.retriever.embedders import Embedder, EndpointEmbedder
+from kvstitch.retriever.embedders.local_embedder import LocalEmbedder
+from kvstitch.retriever.filters import Filter, parse_filter
+from kvstitch.retriever.index.vector_index import VectorIndex
+from kvstitch.retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
+from kvstitch.retriever.scope import Scope
 
 if TYPE_CHECKING:
-    from retriever.ingest import EmbeddedDocument
-    from retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
-    from retriever.prefixes.prefix_chunks import PrefixChunks
-    from retriever.retriever import Retriever
+    from kvstitch.retriever.ingest import EmbeddedDocument
+    from kvstitch.retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
+    from kvstitch.retriever.prefixes.prefix_chunks import PrefixChunks
+    from kvstitch.retriever.retriever import Retriever
 
 __all__ = [
     "Chunk",
@@ -68,10 +68,10 @@ __all__ = [
 ]
 
 _WITH_DATABASE = {
-    "EmbeddedDocument": "retriever.ingest",
-    **dict.fromkeys(("PrefixKind", "PrefixRule"), "retriever.prefixes.prefix_choice"),
-    "PrefixChunks": "retriever.prefixes.prefix_chunks",
-    "Retriever": "retriever.retriever",
+    "EmbeddedDocument": "kvstitch.retriever.ingest",
+    **dict.fromkeys(("PrefixKind", "PrefixRule"), "kvstitch.retriever.prefixes.prefix_choice"),
+    "PrefixChunks": "kvstitch.retriever.prefixes.prefix_chunks",
+    "Retriever": "kvstitch.retriever.retriever",
 }
 
 

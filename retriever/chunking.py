@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from retriever.boundaries import TextBoundaries, TokenCounter, TokenStarts
-from retriever.errors import InvalidDocument, SplitStopped
+from kvstitch.retriever.boundaries import TextBoundaries, TokenCounter, TokenStarts
+from kvstitch.retriever.errors import InvalidDocument, SplitStopped
 
 # Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retriever.errors import InvalidDocument, RetrieverError
-from retriever.filters import MATCH_ALL, Filter
-from retriever.scope import EVERYBODY, Scope, groups_of, joined_readers
+from kvstitch.retriever.errors import InvalidDocument, RetrieverError
+from kvstitch.retriever.filters import MATCH_ALL, Filter
+from kvstitch.retriever.scope import EVERYBODY, Scope, groups_of, joined_readers
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32

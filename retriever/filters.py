@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from retriever.errors import InvalidQuery
+from kvstitch.retriever.errors import InvalidQuery
 
 Scalar = str | int | float | bool | None
 Operator = Literal[

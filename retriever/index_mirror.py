@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from retriever.catalog.catalog import Catalog
-from retriever.documents import CatalogState, IngestResult
-from retriever.embedders import Embedder, Vectors, space_of
-from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
-from retriever.index.vector_search import VectorSearch
-from retriever.scope import Scope
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.documents import CatalogState, IngestResult
+from kvstitch.retriever.embedders import Embedder, Vectors, space_of
+from kvstitch.retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
+from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
 

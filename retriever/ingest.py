@@ -15,19 +15,19 @@ from itertools import takewhile
 
 import numpy as np
 
-from retriever.analysis.spelling import clean
-from retriever.catalog.catalog import Catalog
-from retriever.chunking import ChunkSettings, ChunkSpan
-from retriever.documents import Document, Mark, document_revision, validate_document
-from retriever.embedders import Embedder, Vectors
-from retriever.errors import (
+from kvstitch.retriever.analysis.spelling import clean
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.chunking import ChunkSettings, ChunkSpan
+from kvstitch.retriever.documents import Document, Mark, document_revision, validate_document
+from kvstitch.retriever.embedders import Embedder, Vectors
+from kvstitch.retriever.errors import (
     EmbedderError,
     InvalidDocument,
     RetrieverError,
     SplitStopped,
     Unreachable,
 )
-from retriever.scope import DEFAULT_SCOPE, Scope
+from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from retriever.analysis import languages
-from retriever.analysis.analyser import Term, analyse_query, plain_words
-from retriever.documents import Passage
+from kvstitch.retriever.analysis import languages
+from kvstitch.retriever.analysis.analyser import Term, analyse_query, plain_words
+from kvstitch.retriever.documents import Passage
 
 FLOOR: Final = 0.5
 """Passages of a lower relevance are not about the question."""

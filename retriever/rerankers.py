@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol, get_args
 
 import httpx
 
-from retriever.documents import Passage
-from retriever.errors import RerankerError, RerankerUnsupported
+from kvstitch.retriever.documents import Passage
+from kvstitch.retriever.errors import RerankerError, RerankerUnsupported
 
 _AS_FOUND = "; the passages are in the order of the search"
 

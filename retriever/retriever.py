@@ -19,28 +19,28 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever.analysis.analyser import analyse_query, question_of
-from retriever.analysis.spelling import clean
-from retriever.catalog.catalog import Catalog
-from retriever.chunking import ChunkSettings
-from retriever.documents import DocFilter, Document, IngestResult, Passage, SearchMode
-from retriever.embedders import Embedder, Vectors, space_of
-from retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
-from retriever.index.scope_index import BuildStopped, Stopped
-from retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
-from retriever.index.vector_search import VectorSearch
-from retriever.index_mirror import IndexMirror
-from retriever.ingest import DocumentEmbedder, EmbeddedDocument
-from retriever.prefixes.prefix_chunks import PrefixChunks
-from retriever.relevance import evidence, relevance, weighty_words
-from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.search import (
+from kvstitch.retriever.analysis.analyser import analyse_query, question_of
+from kvstitch.retriever.analysis.spelling import clean
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.chunking import ChunkSettings
+from kvstitch.retriever.documents import DocFilter, Document, IngestResult, Passage, SearchMode
+from kvstitch.retriever.embedders import Embedder, Vectors, space_of
+from kvstitch.retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
+from kvstitch.retriever.index.scope_index import BuildStopped, Stopped
+from kvstitch.retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
+from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.index_mirror import IndexMirror
+from kvstitch.retriever.ingest import DocumentEmbedder, EmbeddedDocument
+from kvstitch.retriever.prefixes.prefix_chunks import PrefixChunks
+from kvstitch.retriever.relevance import evidence, relevance, weighty_words
+from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
+from kvstitch.retriever.search import (
     candidates_per_ranking,
     check_query,
     exact_first,
     reciprocal_rank_fusion,
 )
-from retriever.sql.database import Database
+from kvstitch.retriever.sql.database import Database
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from retriever.errors import InvalidDocument, InvalidQuery
+from kvstitch.retriever.errors import InvalidDocument, InvalidQuery
 
 EVERYBODY = ""
 SEPARATOR = ","

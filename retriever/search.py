@@ -21,8 +21,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, get_args
 
-from retriever.documents import SearchMode
-from retriever.errors import InvalidQuery
+from kvstitch.retriever.documents import SearchMode
+from kvstitch.retriever.errors import InvalidQuery
 
 K = 60
 MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings

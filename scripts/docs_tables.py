@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from kvstitch.service.gateway.http.openai.field_table import Rules
+from kvstitch.service.plugins import registered
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.loading import is_reloadable
+from kvstitch.service.shared import metrics
+from kvstitch.service.shared.metrics import WORKER_LABEL, Declared
 from scripts.openai_fields import TABLES
-from service.gateway.http.openai.field_table import Rules
-from service.plugins import registered
-from service.settings import Settings
-from service.settings.loading import is_reloadable
-from service.shared import metrics
-from service.shared.metrics import WORKER_LABEL, Declared
 
 DOCS = Path(__file__).parents[1] / "docs"
 METRICS_PAGE, OPENAI_PAGE, MODELS_PAGE, SETTINGS_PAGE = (
@@ -139,9 +139,9 @@ def _field(name: str, harmless: Iterable[Any]) -> str:
 def models_page(page: str) -> str:
     """Return docs/models.md, `page`, with a row per family: what it is, how it decodes, and which
     GGUF files hold it."""
+    from kvstitch.service.worker.model.families import family_decoder  # which needs torch
+    from kvstitch.service.worker.model.supported import FAMILIES
     from kvstitch_gguf.gguf_families import architectures_of
-    from service.worker.model.families import family_decoder  # which needs torch
-    from service.worker.model.supported import FAMILIES
 
     rows = [
         "| `model_type` | models, and what is different about them | a decode step on a CPU "

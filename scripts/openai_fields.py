@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.gateway.http.openai import field_table
-from service.gateway.http.openai.field_table import Rules
+from kvstitch.service.gateway.http.openai import field_table
+from kvstitch.service.gateway.http.openai.field_table import Rules
 
 _COMMON = {
     "model": "the model's or an adapter's `NAME`, or `NAME:METHOD`",

@@ -32,9 +32,9 @@ import msgspec
 from demo.client import Client, request_body
 from demo.corpus_files import read_documents, read_questions
 from demo.process import free_port, service
-from service.messages import replies, requests, wire
-from service.settings import all_settings
-from service.shared import metrics
+from kvstitch.service.messages import replies, requests, wire
+from kvstitch.service.settings import all_settings
+from kvstitch.service.shared import metrics
 
 EVICTIONS = ("snapkv", "gemfilter", "kvec")
 TIMES = re.compile(r"(_s|_ms|_at|stages|timing|created|seconds|uptime)$")
@@ -101,7 +101,7 @@ def declared_metrics() -> list[str]:
 
 def command_help(*words: str) -> dict[str, str]:
     """The help of a command and of all below it."""
-    command = [sys.executable, "-m", "service.cli", *words, "--help"]
+    command = [sys.executable, "-m", "kvstitch.service.cli", *words, "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {" ".join(words) or "kvstitch": text}
     below = re.search(r"\n  (?:COMMAND|ACTION)\n((?:    .*\n)+)", text)

@@ -49,4 +49,4 @@ case ",$extras," in *,gpu,*)
 esac
 echo "setup: compiling what serving imports"
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c \
-  'import service.cli, service.gateway.server, service.worker.__main__'
+  'import kvstitch.service.cli, kvstitch.service.gateway.server, kvstitch.service.worker.__main__'

@@ -38,8 +38,9 @@ KvstitchError                 500  internal_error          base; never raised it
 └── InvalidSetting            500  invalid_setting         at start: a setting is wrong
     └── PluginFailed          500  plugin_failed           a plugin cannot be loaded
 
-The gateway turns these into responses in one place, `service.gateway.http.problems`. The command
-line adds one more, `service.cli.options.CommandError`: what a command cannot go on with.
+The gateway turns these into responses in one place, `kvstitch.service.gateway.http.problems`. The
+command line adds one more, `kvstitch.service.cli.options.CommandError`: what a command cannot go on
+with.
 """
 
 from __future__ import annotations

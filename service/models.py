@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.errors import ModelRefused, ModelUnavailable
-from service.plugins import ModelSource, hooks
-from service.settings import Settings, demo_model
+from kvstitch.service.errors import ModelRefused, ModelUnavailable
+from kvstitch.service.plugins import ModelSource, hooks
+from kvstitch.service.settings import Settings, demo_model
 
 
 def source_of(settings: Settings) -> ModelSource | None:

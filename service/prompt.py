@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from service.errors import InvalidRequest
+from kvstitch.service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
 CHUNK_PREFIX_MODES = ("primer", "neighbours")

@@ -74,8 +74,8 @@ def violations(contract: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for module in contract["protected_modules"]:
                 yield "loadtest", module
         case "acyclic_siblings":
-            yield "service.worker.layout", "service.worker.methods.layer_view"
-            yield "kvstore.errors", "kvstore.store"
+            yield "kvstitch.service.worker.layout", "kvstitch.service.worker.methods.layer_view"
+            yield "kvstitch.kvstore.errors", "kvstitch.kvstore.store"
 
 
 # One for each contract: what the linter does with the others is its own to test.

@@ -8,18 +8,18 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
-from kvstore import TieredStore
-from service.worker.engine.engine import Engine, EngineOptions
-from service.worker.forward.kv_placement import PromptKV, kv_placer
-from service.worker.forward.prefill import Progress, PromptLoop
-from service.worker.layout import PromptLayout
-from service.worker.loading.loader import Loader
-from service.worker.methods.bases.dense import TwoPassMethod
-from service.worker.methods.layer_view import CachedSegment
-from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import run
+from kvstitch.kvstore import TieredStore
+from kvstitch.service.worker.engine.engine import Engine, EngineOptions
+from kvstitch.service.worker.forward.kv_placement import PromptKV, kv_placer
+from kvstitch.service.worker.forward.prefill import Progress, PromptLoop
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.methods.bases.dense import TwoPassMethod
+from kvstitch.service.worker.methods.layer_view import CachedSegment
+from kvstitch.service.worker.model.addressing import Address, Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.steps import run
 
 
 @contextmanager

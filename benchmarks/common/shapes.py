@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from service.worker.api import DecoderModel, decoder_for
+from kvstitch.service.worker.api import DecoderModel, decoder_for
 
 QWEN2 = {
     "qwen2.5-0.5b": {

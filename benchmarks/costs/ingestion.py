@@ -36,14 +36,14 @@ from demo.client import Client
 from demo.corpus_files import CorpusDocument
 from demo.model import MODEL
 from demo.process import free_port, service
+from kvstitch.kvstore import SsdTier, TieredStore
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.messages.requests import ChunkTokens, Precompute
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import Settings, load
+from kvstitch.service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
 from kvstitch_tune.prompts import prefill_ids
 from kvstitch_tune.records import describe
-from kvstore import SsdTier, TieredStore
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages.requests import ChunkTokens, Precompute
-from service.models import prepare_model
-from service.settings import Settings, load
-from service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
 
 OUT = Path("benchmarks/results/speed")
 PLAIN_TOKENS = 2048

@@ -31,10 +31,10 @@ import httpx
 import jsonschema_rs
 
 from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import load
 from kvstitch_tune.records import describe
 from loadtest.local_service import service
-from service.models import prepare_model
-from service.settings import load
 
 OUT = Path("benchmarks/results/structured.json")
 REAL = Path("tests/service/grammars/real_schemas.json.xz")

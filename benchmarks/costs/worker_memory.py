@@ -21,10 +21,10 @@ from typing import Any
 
 import httpx
 
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import load
 from kvstitch_tune.records import describe
 from loadtest.local_service import service
-from service.models import prepare_model
-from service.settings import load
 
 OUT = Path("benchmarks/results/worker_memory.json")
 MIB = 1024 * 1024
@@ -34,14 +34,14 @@ TARGET_MIB = 500
 
 
 def worker_of(parent: int) -> int:
-    """The process that runs `service.worker` below another one."""
+    """The process that runs `kvstitch.service.worker` below another one."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().split(b"\0")
             ppid = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if ppid == parent and b"service.worker" in command:
+        if ppid == parent and b"kvstitch.service.worker" in command:
             return int(folder.name)
     raise RuntimeError(f"process {parent} has no worker")
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from benchmarks.fleet.paced_worker import COMMAND
-from service.gateway.composition import Gateway
-from service.gateway.server import listen, serve
-from service.gateway.workers import ProcessOptions
-from service.settings import load
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.server import listen, serve
+from kvstitch.service.gateway.workers import ProcessOptions
+from kvstitch.service.settings import load
 
 
 def main() -> int:

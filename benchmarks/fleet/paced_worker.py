@@ -13,13 +13,13 @@ import sys
 import time
 from typing import Any
 
-from service.worker import __main__ as worker
-from service.worker.engine.engine import Engine
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.model_facts import full_prefill
-from service.worker.sequences.sequence import EngineSequence
-from service.worker.server.counters import SAMPLE_TOKENS
-from service.worker.steps import Steps
+from kvstitch.service.worker import __main__ as worker
+from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.model_facts import full_prefill
+from kvstitch.service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.worker.server.counters import SAMPLE_TOKENS
+from kvstitch.service.worker.steps import Steps
 
 SERVICE = ("benchmarks.fleet.paced_service",)
 """The gateway that starts such workers."""
@@ -75,7 +75,7 @@ class PacedEngine(Engine):
 
 
 def main() -> int:
-    """Serves as `python -m service.worker` does."""
+    """Serves as `python -m kvstitch.service.worker` does."""
     vars(worker)["Engine"] = PacedEngine  # what it builds
     return worker.main()
 

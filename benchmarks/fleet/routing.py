@@ -39,12 +39,12 @@ import httpx
 
 from benchmarks.fleet import paced_worker
 from demo.corpus_files import read_documents
+from kvstitch.service.settings import demo_model
 from kvstitch_tune.records import describe
 from loadtest import local_service
 from loadtest.traffic.corpus_reader import CorpusQuestion
 from loadtest.traffic.routes import CorpusDocument
 from loadtest.traffic.workloads import Zipf
-from service.settings import demo_model
 
 OUT = Path("benchmarks/results/fleet/routing.json")
 POLICIES = ("cost", "round_robin", "least_load", "longest_prefix")

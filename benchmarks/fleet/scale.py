@@ -3,9 +3,9 @@
     python -m benchmarks.fleet.scale [--workers 8 64 1024] [--costs costs.json]
 
 Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
-that holds a measured `WorkerLoad` (`service.messages.replies`) replaces them. What is
-compared is how the policies of `service.gateway.fleet.routing.router` divide the same requests,
-with a slower tier that all read, and without one.
+that holds a measured `WorkerLoad` (`kvstitch.service.messages.replies`) replaces them. What is
+compared is how the policies of `kvstitch.service.gateway.fleet.routing.router` divide the same
+requests, with a slower tier that all read, and without one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
+from kvstitch.service.gateway.fleet.routing.router import Policy
+from kvstitch.service.messages.replies import WorkerLoad
 from kvstitch_tune.records import describe
-from service.gateway.fleet.routing.router import Policy
-from service.messages.replies import WorkerLoad
 
 OUT = Path("benchmarks/results/fleet/scale.json")
 GIB = 1 << 30

@@ -2,8 +2,8 @@
 
 It does one prefill at a time, reads chunks of waiting requests meanwhile, and decodes all running
 sequences together. While it decodes, prefill gets half of its time
-(`service.worker.engine.scheduler`). Rates hold between events; `speed` is the share of a core
-that it gets.
+(`kvstitch.service.worker.engine.scheduler`). Rates hold between events; `speed` is the share of a
+core that it gets.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from service.gateway.fleet.routing.cost import UNKNOWN_TIER, Place, document_s
-from service.gateway.fleet.routing.router import Policy
-from service.messages.replies import WorkerLoad
+from kvstitch.service.gateway.fleet.routing.cost import UNKNOWN_TIER, Place, document_s
+from kvstitch.service.gateway.fleet.routing.router import Policy
+from kvstitch.service.messages.replies import WorkerLoad
 
 PREFILL_SHARE = 0.5
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.fleet.simulated_worker import Fleet, Outcome, Request, SimulatedWorker
-from service.gateway.fleet.routing.cost import Backlog, Work, WorkerTable
-from service.gateway.fleet.routing.directory import Directory, PrefixMap
-from service.gateway.fleet.routing.router import Router
-from service.messages.replies import Holdings
+from kvstitch.service.gateway.fleet.routing.cost import Backlog, Work, WorkerTable
+from kvstitch.service.gateway.fleet.routing.directory import Directory, PrefixMap
+from kvstitch.service.gateway.fleet.routing.router import Router
+from kvstitch.service.messages.replies import Holdings
 
 __all__ = ["Fleet", "Outcome", "Request", "Simulation", "name"]
 

@@ -31,10 +31,10 @@ from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
+from kvstitch.kvstore import MemoryTier
+from kvstitch.kvstore.format.tensor_layout import encoded_layer
+from kvstitch.service.worker.api import BatchDecoder, decoder_for, full_prefill_flops
 from kvstitch_tune.records import describe
-from kvstore import MemoryTier
-from kvstore.format.tensor_layout import encoded_layer
-from service.worker.api import BatchDecoder, decoder_for, full_prefill_flops
 
 
 def prefill(run: Run) -> Outcome:

@@ -19,11 +19,11 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.speed.engines import FULL, METHODS, SCOUT, Prompt, place, precompute
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.requests import ChunkTokens
+from kvstitch.service.worker.api import DecoderModel, Engine, load_model
 from kvstitch_tune.records import describe
-from kvstore import MemoryTier
-from service.messages.replies import Done, Failed, TokenItem
-from service.messages.requests import ChunkTokens
-from service.worker.api import DecoderModel, Engine, load_model
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo"

@@ -19,7 +19,7 @@ from benchmarks.gpu.run import Run, synchronised
 from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.paired import Work, run_paired
-from kvstore import EncodedChunk, MemoryTier
+from kvstitch.kvstore import EncodedChunk, MemoryTier
 
 Chunks = dict[str, EncodedChunk]
 NAMES = (FULL, A3, SCOUT, PIE)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.speed.outcome import Figure, Outcome, at_least
 from benchmarks.speed.paired import Work, run_paired
+from kvstitch.service.worker.api import attend_rows
 from kvstitch_gpu import index_causal_attention, kv_placement_gpu, ragged_attention_gpu
 from kvstitch_gpu.kv_placement_gpu import Placement, StagedSegment, Target
-from service.worker.api import attend_rows
 
 CALLS = 20
 """Of a kernel for every sample: one takes some ten microseconds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.speed.paired import Work
-from service.worker.api import DecoderModel
+from kvstitch.service.worker.api import DecoderModel
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import ENDED, Place, compare, place
 from benchmarks.hostile.uploads import write
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import load
 from kvstitch_tune.records import describe
-from service.models import prepare_model
-from service.settings import load
 
 OUT = Path("benchmarks/results/hostile")
 PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours

@@ -120,7 +120,7 @@ async def _use_all(http: httpx.AsyncClient) -> None:
 
 
 def _key(folder: Path, tenant: str) -> str:
-    command = [*(sys.executable, "-m", "service.cli", "keys", "create", "--json"),
+    command = [*(sys.executable, "-m", "kvstitch.service.cli", "keys", "create", "--json"),
                *("--data-dir", str(folder), "--tenant", tenant)]  # fmt: skip
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     return str(json.loads(made.stdout)["key"])

@@ -15,12 +15,12 @@ from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.gpu import CUDA, DeviceTensor, PretendedGpu
 from benchmarks.launches.tally import Tally
 from benchmarks.speed.engines import Prompt, place
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import Generate, Method, Sampling
+from kvstitch.service.worker.api import DecoderModel, SequenceKV, decode_step, decoder_for
 from kvstitch_tune.prompts import kv_pool
-from kvstore import MemoryTier
-from service.messages.replies import Done, Failed, TokenItem
-from service.messages.reports import Report
-from service.messages.requests import Generate, Method, Sampling
-from service.worker.api import DecoderModel, SequenceKV, decode_step, decoder_for
 
 METHODS = {
     "vanilla": Method("vanilla"),
@@ -222,7 +222,7 @@ class _Move:
                 for held in (module._parameters, module._buffers):
                     for name, value in held.items():
                         held[name] = None if value is None else self._tensor(value)
-        elif type(x).__module__.startswith("service.") and hasattr(x, "__dict__"):
+        elif type(x).__module__.startswith("kvstitch.service.") and hasattr(x, "__dict__"):
             for name, value in vars(x).items():
                 object.__setattr__(x, name, self.everything_in(value))
         return x

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from benchmarks.peers.prompts import Prompt
+from kvstitch.service.messages.requests import HistoryMode
 from loadtest.measurement.event_stream import ServerSentEvent
 from loadtest.measurement.streamed_answer import StreamedAnswer
-from service.messages.requests import HistoryMode
 
 
 class Dialect(Protocol):

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.peers.dialects import Dialect
 from benchmarks.peers.prompts import Encoder, Prompt
+from kvstitch.service.prompt import Turn
 from loadtest.measurement.event_stream import ServerSentEvent
 from loadtest.measurement.streamed_answer import StreamedAnswer
 from loadtest.traffic.routes import LoadRequest, MethodUnderTest
-from service.prompt import Turn
 
 
 @dataclass(frozen=True)

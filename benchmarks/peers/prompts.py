@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import Settings
 from loadtest.traffic.routes import CorpusDocument
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import Settings
 
 CHUNK_TOKENS = 512
 """A passage of Natural Questions is one chunk."""

@@ -22,9 +22,9 @@ from itertools import count, islice
 
 from benchmarks.peers.prompts import Prompt
 from benchmarks.quality.tasks.natural_questions import Asked
+from kvstitch.service.prompt import Turn
 from loadtest.traffic.routes import CorpusDocument
 from loadtest.traffic.workloads import draw
-from service.prompt import Turn
 
 SHUFFLED, REORDERED, CONVERSATION = "shuffled", "reordered", "conversation"
 REPEATED, NEW = "repeated", "new"

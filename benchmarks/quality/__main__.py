@@ -23,11 +23,11 @@ from benchmarks.quality.configurations import behind, real
 from benchmarks.quality.measure import TOGETHER, Measurer, measure_all
 from benchmarks.quality.prompt_file import of_file, tokenizer_of
 from benchmarks.quality.records import Records
+from kvstitch.service.errors import InvalidRequest, KvstitchError
+from kvstitch.service.worker.api import load_model, model_fingerprint
 from kvstitch_tune.case import NEXT
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import describe
-from service.errors import InvalidRequest, KvstitchError
-from service.worker.api import load_model, model_fingerprint
 
 REPEAT = "\n\nRepeat the previous context:"
 """QCFuse's instruction: what is important in a document is what is needed to repeat it."""

@@ -41,11 +41,11 @@ from benchmarks.quality.collection import Piece, read_pieces
 from benchmarks.quality.prompt_file import of_file, write
 from benchmarks.quality.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
+from kvstitch.retriever import LocalEmbedder
+from kvstitch.retriever.prefixes.prefix_choice import prefix_starts
+from kvstitch.retriever.prefixes.primer_groups import central
+from kvstitch.service.errors import InvalidRequest, KvstitchError
 from kvstitch_tune.prompts import Prompt
-from retriever import LocalEmbedder
-from retriever.prefixes.prefix_choice import prefix_starts
-from retriever.prefixes.primer_groups import central
-from service.errors import InvalidRequest, KvstitchError
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]
@@ -184,7 +184,7 @@ class Neighbourhood:
     def _of_group(
         self, ids: Ids, vector: Vectors, count: int, size: int, *, prefixes: int
     ) -> list[list[Ids]]:
-        """As the service divides a collection (`retriever.prefixes.primer_groups`)."""
+        """As the service divides a collection (`kvstitch.retriever.prefixes.primer_groups`)."""
         wanted = count * prefixes
         if (wanted, size) not in self._groups:
             number = max(1, round(len(self._pool) / size))

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.quality.chunks import Ids
+from kvstitch.retriever import Chunk, Document, Retriever, Scope
+from kvstitch.retriever.embedders import Embedder
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import Settings
 from kvstitch_tune.prompts import Prompt
-from retriever import Chunk, Document, Retriever, Scope
-from retriever.embedders import Embedder
-from service.errors import InvalidRequest
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.qcfuse import QCFuse
-from kvstitch_tune.case import Case, Recipe
-from service.worker.api import (
+from kvstitch.service.worker.api import (
     A3,
     CacheBlend,
     FullReuse,
@@ -29,7 +28,7 @@ from service.worker.api import (
     Vanilla,
     make_fusion,
 )
-from service.worker.methods.api import (
+from kvstitch.service.worker.methods.api import (
     DenseMethod,
     PrefillResult,
     PromptLayout,
@@ -37,6 +36,7 @@ from service.worker.methods.api import (
     share_of,
     union,
 )
+from kvstitch_tune.case import Case, Recipe
 
 RATIO = 0.15
 """The papers' ratio."""

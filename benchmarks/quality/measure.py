@@ -16,11 +16,11 @@ from torch import Tensor
 
 from benchmarks.quality.configurations import Configuration
 from benchmarks.quality.records import Record, Records
+from kvstitch.service.worker.api import DecoderModel, Vanilla, full_prefill_flops
+from kvstitch.service.worker.methods.api import PrefillResult
 from kvstitch_tune.case import NEXT, Case, forced, free, greedy
 from kvstitch_tune.prompts import Prompt, SegmentStore, kv_pool, part_store
 from kvstitch_tune.trial import agreement, divergence
-from service.worker.api import DecoderModel, Vanilla, full_prefill_flops
-from service.worker.methods.api import PrefillResult
 
 TOGETHER = 32
 """Configurations that are held in memory and decoded at the same time."""

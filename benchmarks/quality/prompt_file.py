@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.prompts.model_folder import ModelFolder, load_format
+from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
 from kvstitch_tune.prompts import Prompt
-from service.errors import InvalidRequest
-from service.gateway.prompts.model_folder import ModelFolder, load_format
-from service.gateway.prompts.tokenizer import ServingTokenizer
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:

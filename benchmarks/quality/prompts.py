@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.quality.prompt_file import write
 from benchmarks.quality.suites import SPLITS, SUITES, Choice, Suites
-from retriever import LocalEmbedder
-from service.errors import KvstitchError
+from kvstitch.retriever import LocalEmbedder
+from kvstitch.service.errors import KvstitchError
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.engine import attention_scores
-from kvstitch_tune.case import Case
-from service.worker.api import ScratchKV
-from service.worker.methods.api import (
+from kvstitch.service.worker.api import ScratchKV
+from kvstitch.service.worker.methods.api import (
     PrefillResult,
     PromptLayout,
     RowWeights,
@@ -36,6 +35,7 @@ from service.worker.methods.api import (
     stable_topk,
     union,
 )
+from kvstitch_tune.case import Case
 
 CRITICAL_DEPTHS = (0.45, 0.525, 0.6)
 

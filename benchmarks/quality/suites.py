@@ -17,11 +17,11 @@ from benchmarks.quality.chunks import chunked
 from benchmarks.quality.collection import collection, write_pieces
 from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import make_embedder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import Settings
 from kvstitch_tune.prompts import Prompt
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import make_embedder
-from service.prompt import Turn
-from service.settings import Settings
 
 SPLITS = ("dev", "test")
 SUITES = ("nq", "musique", "demo", "docs")

@@ -24,8 +24,8 @@ from benchmarks.quality.outcomes import Outcome, of_full_prefill, outcome
 from benchmarks.quality.page import FULL, Row, page
 from benchmarks.quality.prompt_file import of_file
 from benchmarks.quality.records import Record, Records
+from kvstitch.service.errors import KvstitchError
 from kvstitch_tune.prompts import Prompt
-from service.errors import KvstitchError
 
 OUT = Path("benchmarks/results/real")
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from retriever import Document, Retriever
-from retriever.scope import joined_readers
+from kvstitch.retriever import Document, Retriever
+from kvstitch.retriever.scope import joined_readers
 
 Groups = tuple[str, ...]
 SEARCHES = 10  # to every change, however fast the machine is

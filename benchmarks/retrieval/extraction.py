@@ -28,10 +28,10 @@ from typing import Any, Final
 import httpx
 
 from demo.process import free_port, service
+from kvstitch.retriever.scope import View
+from kvstitch.service.gateway.auth.keys import KeyStore
+from kvstitch.service.prompt import PREFIX_MODES
 from kvstitch_tune.records import describe
-from retriever.scope import View
-from service.gateway.auth.keys import KeyStore
-from service.prompt import PREFIX_MODES
 
 OUT = Path("benchmarks/results/extraction.json")
 GUARDS: Final = ("permissions", "filter")

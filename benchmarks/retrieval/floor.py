@@ -34,9 +34,8 @@ import numpy as np
 
 from benchmarks.quality.tasks import documentation, natural_questions
 from benchmarks.retrieval.recall_targets import word_pieces
-from kvstitch_tune.records import describe
-from retriever import ChunkSettings, Document, Embedder, LocalEmbedder, Retriever
-from retriever.relevance import (
+from kvstitch.retriever import ChunkSettings, Document, Embedder, LocalEmbedder, Retriever
+from kvstitch.retriever.relevance import (
     FITS,
     FLOOR,
     WORDS,
@@ -46,6 +45,7 @@ from retriever.relevance import (
     logistic,
     weighty_words,
 )
+from kvstitch_tune.records import describe
 from tests.fakes.models import TokenizerCounter
 
 DATA = Path(__file__).parent / "data"

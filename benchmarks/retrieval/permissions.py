@@ -27,10 +27,10 @@ from zlib import crc32
 import numpy as np
 
 from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
+from kvstitch.retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
+from kvstitch.retriever.embedders import CountedVectors, Vectors
+from kvstitch.retriever.scope import EVERYTHING, View, joined_readers
 from kvstitch_tune.records import describe
-from retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
-from retriever.embedders import CountedVectors, Vectors
-from retriever.scope import EVERYTHING, View, joined_readers
 
 OUT = Path("benchmarks/results/permissions.json")
 SEED = 0

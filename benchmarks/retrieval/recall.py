@@ -29,9 +29,9 @@ from typing import Any, get_args
 from benchmarks.common.provenance import provenance
 from benchmarks.retrieval.musique import passage_id, read
 from benchmarks.retrieval.recall_targets import CHUNK_TOKENS, Target, opened
+from kvstitch.retriever import SearchMode
 from kvstitch_tune.records import describe
 from kvstitch_tune.statistics import Bootstrap
-from retriever import SearchMode
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)

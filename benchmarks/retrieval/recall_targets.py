@@ -17,7 +17,7 @@ import httpx
 from benchmarks.common.shapes import sizes
 from benchmarks.retrieval.musique import ANSWER_S, ingest
 from demo.process import free_port, service
-from retriever import ChunkSettings, Document, LocalEmbedder, Retriever, SearchMode
+from kvstitch.retriever import ChunkSettings, Document, LocalEmbedder, Retriever, SearchMode
 from tests.fakes.models import TokenizerCounter
 
 CHUNK_TOKENS = 256

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvstitch.service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
 from kvstitch_tune.prompts import kv_pool
-from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
 
 
 @dataclass

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from benchmarks.common.engine import open_engine, precompute_now
-from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
-from kvstore.tiers.base import Tier
-from service.messages.replies import Done, Failed, TokenItem
-from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Generate, Method, Precompute, Sampling
-from service.worker.api import Address, DecoderModel, Engine
+from kvstitch.kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method, Precompute, Sampling
+from kvstitch.service.worker.api import Address, DecoderModel, Engine
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
 FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"

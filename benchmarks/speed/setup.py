@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.shapes import random_qwen2, sizes
-from service.worker.api import DecoderModel, decoder_for
+from kvstitch.service.worker.api import DecoderModel, decoder_for
 
 
 @dataclass(frozen=True)

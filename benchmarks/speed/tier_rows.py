@@ -31,13 +31,13 @@ from urllib.parse import urlsplit
 import redis
 import torch
 
-import kvstore as kv
 from benchmarks.common.redis import redis_url
 from benchmarks.speed.paired import Work
-from kvstore.format.buffers import total_bytes, view_bytes
-from kvstore.format.chunk import selection_ranges
-from kvstore.tiers.base import Tier
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch import kvstore as kv
+from kvstitch.kvstore.format.buffers import total_bytes, view_bytes
+from kvstitch.kvstore.format.chunk import selection_ranges
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 
 DIRECT_BYTES = 4 << 20  # bytes per read without the store, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30

@@ -11,13 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, ChunkSpecError
-from kvstore.format.buffers import ByteRange, allocate, typed_view, view_bytes
-from kvstore.format.chunk_header import ChunkHeader, build_header, refuse_bad
-from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.codecs import Role, codec
-from kvstore.format.safetensors_header import BlockDigests
-from kvstore.format.tensor_layout import blocks_layout, decode_layer, layer_entries, tensor_layout
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkSpecError
+from kvstitch.kvstore.format.buffers import ByteRange, allocate, typed_view, view_bytes
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, build_header, refuse_bad
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.format.codecs import Role, codec
+from kvstitch.kvstore.format.safetensors_header import BlockDigests
+from kvstitch.kvstore.format.tensor_layout import (
+    blocks_layout,
+    decode_layer,
+    layer_entries,
+    tensor_layout,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,15 @@ others.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
-from kvstore.format.chunk_identity import KEY_LENGTH, ChunkSpec, is_chunk_key
-from kvstore.format.safetensors_header import BlockDigests, Buffer, build_sealed, parse_sealed
-from kvstore.format.tensor_layout import (
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstitch.kvstore.format.chunk_identity import KEY_LENGTH, ChunkSpec, is_chunk_key
+from kvstitch.kvstore.format.safetensors_header import (
+    BlockDigests,
+    Buffer,
+    build_sealed,
+    parse_sealed,
+)
+from kvstitch.kvstore.format.tensor_layout import (
     blocks_layout,
     descriptions,
     layer_entries,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvstore.errors import ChunkSpecError
+from kvstitch.kvstore.errors import ChunkSpecError
 
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,

@@ -28,8 +28,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kvstore.errors import ChunkSpecError
-from kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.errors import ChunkSpecError
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
 
 Role = Literal["k", "v"]
 

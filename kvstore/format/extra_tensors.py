@@ -14,13 +14,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from encryption.aead import open_sealed, seal
-from encryption.aead import place as place_of
-from encryption.keyring import DataKey, EncryptionError, Keyring, SealBroken
-from kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
-from kvstore.format.buffers import allocate, typed_view, view_bytes
-from kvstore.format.chunk_identity import require_extra_name
-from kvstore.format.safetensors_header import (
+from kvstitch.encryption.aead import open_sealed, seal
+from kvstitch.encryption.aead import place as place_of
+from kvstitch.encryption.keyring import DataKey, EncryptionError, Keyring, SealBroken
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkLocked, ChunkRefused, ChunkSpecError
+from kvstitch.kvstore.format.buffers import allocate, typed_view, view_bytes
+from kvstitch.kvstore.format.chunk_identity import require_extra_name
+from kvstitch.kvstore.format.safetensors_header import (
     SAFETENSORS_DTYPES,
     Buffer,
     StoredTensor,

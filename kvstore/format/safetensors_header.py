@@ -25,7 +25,7 @@ from typing import Self
 import torch
 from xxhash import xxh3_64_digest, xxh3_128_hexdigest
 
-from kvstore.errors import ChunkCorrupt
+from kvstitch.kvstore.errors import ChunkCorrupt
 
 XXH3_64, GCM = "xxh3_64", "aes-256-gcm"
 BLOCK_DIGEST_BYTES = 8

@@ -18,8 +18,8 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 
-from encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
-from encryption.keyring import (
+from kvstitch.encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
+from kvstitch.encryption.keyring import (
     KEY_ID_BYTES,
     DataKey,
     EncryptionError,
@@ -27,13 +27,13 @@ from encryption.keyring import (
     Keyring,
     SealBroken,
 )
-from kvstore.errors import ChunkCorrupt, ChunkLocked
-from kvstore.format.buffers import allocate, view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader, Seal, build_header
-from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.safetensors_header import BLOCK_DIGEST_BYTES, GCM, BlockDigests
-from kvstore.format.tensor_layout import tensor_layout
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkLocked
+from kvstitch.kvstore.format.buffers import allocate, view_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, Seal, build_header
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.format.safetensors_header import BLOCK_DIGEST_BYTES, GCM, BlockDigests
+from kvstitch.kvstore.format.tensor_layout import tensor_layout
 
 _PURPOSE = b"chunk"
 _INNER = 0

@@ -20,11 +20,11 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from kvstore.errors import ChunkSpecError
-from kvstore.format.buffers import typed_view
-from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec
-from kvstore.format.codecs import EncodedPart, Role, codec
-from kvstore.format.safetensors_header import StoredTensor
+from kvstitch.kvstore.errors import ChunkSpecError
+from kvstitch.kvstore.format.buffers import typed_view
+from kvstitch.kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec
+from kvstitch.kvstore.format.codecs import EncodedPart, Role, codec
+from kvstitch.kvstore.format.safetensors_header import StoredTensor
 
 ROLES: tuple[Role, Role] = ("k", "v")
 

@@ -10,20 +10,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from encryption.keyring import Keyring
-from kvstore.errors import ChunkCorrupt, ChunkRefused
-from kvstore.format.buffers import view_bytes
-from kvstore.format.chunk import (
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkRefused
+from kvstitch.kvstore.format.buffers import view_bytes
+from kvstitch.kvstore.format.chunk import (
     BlockSelection,
     EncodedBlocks,
     EncodedChunk,
     LayerBlocks,
     check_selection,
 )
-from kvstore.format.chunk_header import UNNAMED, ChunkHeader, differing, refuse_bad
-from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.sealed_chunk import Opening
-from kvstore.format.tensor_layout import blocks_layout
+from kvstitch.kvstore.format.chunk_header import UNNAMED, ChunkHeader, differing, refuse_bad
+from kvstitch.kvstore.format.chunk_identity import ChunkSpec
+from kvstitch.kvstore.format.sealed_chunk import Opening
+from kvstitch.kvstore.format.tensor_layout import blocks_layout
 
 
 class Verifier:

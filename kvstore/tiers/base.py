@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kvstore.format.buffers import ByteRange
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.format.buffers import ByteRange
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
 
 # memory: keeps the chunk objects themselves, so whole chunks need no second verification.
 # disk:   on this machine; put writes at once, copies from slower tiers come in the background.

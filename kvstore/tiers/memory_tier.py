@@ -30,12 +30,12 @@ from typing import Any
 
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, TierFull
-from kvstore.format.buffers import BufferPool, ByteRange, gather, total_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_identity import BLOCK_TOKENS
-from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
+from kvstitch.kvstore.errors import ChunkCorrupt, TierFull
+from kvstitch.kvstore.format.buffers import BufferPool, ByteRange, gather, total_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.format.chunk_identity import BLOCK_TOKENS
+from kvstitch.kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 
 # A chunk's key, and the name of its extra bytes; no name: the chunk itself.
 _Id = tuple[str, str]

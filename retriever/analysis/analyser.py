@@ -29,8 +29,8 @@ from itertools import repeat
 import icu4py
 from icu4py.breakers import WordBreaker
 
-from retriever.analysis import languages
-from retriever.analysis.spelling import APART, CHARACTERS_KEPT, clean, fold, identifiers
+from kvstitch.retriever.analysis import languages
+from kvstitch.retriever.analysis.spelling import APART, CHARACTERS_KEPT, clean, fold, identifiers
 
 _RULES = 1  # count it up with every change of the code that changes a word
 REVISION = hashlib.sha256(

@@ -16,14 +16,21 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
-from retriever.analysis.analyser import AnalysedQuery, Term
-from retriever.catalog import queries, storing
-from retriever.catalog.filter_conditions import chunks_matching, conditions
-from retriever.catalog.reading_groups import SCOPES, SHOWN, WORDS, Remembered, of_readers, readable
-from retriever.catalog.storing import CarriedOver
-from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
-from retriever.chunking import ChunkSpan
-from retriever.documents import (
+from kvstitch.retriever.analysis.analyser import AnalysedQuery, Term
+from kvstitch.retriever.catalog import queries, storing
+from kvstitch.retriever.catalog.filter_conditions import chunks_matching, conditions
+from kvstitch.retriever.catalog.reading_groups import (
+    SCOPES,
+    SHOWN,
+    WORDS,
+    Remembered,
+    of_readers,
+    readable,
+)
+from kvstitch.retriever.catalog.storing import CarriedOver
+from kvstitch.retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.documents import (
     CatalogState,
     Chunk,
     CorpusCounts,
@@ -35,13 +42,13 @@ from retriever.documents import (
     StoredDocument,
     WordHits,
 )
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import DatabaseError, DocumentHidden, InvalidQuery, InvalidVectors
-from retriever.index import bm25, postings
-from retriever.index.full_text import FullText, Searched
-from retriever.scope import DEFAULT_SCOPE, EVERYTHING, Scope, View
-from retriever.sql.database import Database
-from retriever.sql.expressions import among
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import DatabaseError, DocumentHidden, InvalidQuery, InvalidVectors
+from kvstitch.retriever.index import bm25, postings
+from kvstitch.retriever.index.full_text import FullText, Searched
+from kvstitch.retriever.scope import DEFAULT_SCOPE, EVERYTHING, Scope, View
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import among
 
 CHUNKS_RENEWED = 200  # at a time: some tenths of a second
 _COUNTS = (

@@ -37,10 +37,10 @@ from sqlalchemy import (
     true,
 )
 
-from retriever.catalog.tables import chunks, documents
-from retriever.documents import DocFilter
-from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
-from retriever.sql.expressions import Jsonb, Prepared, among
+from kvstitch.retriever.catalog.tables import chunks, documents
+from kvstitch.retriever.documents import DocFilter
+from kvstitch.retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
+from kvstitch.retriever.sql.expressions import Jsonb, Prepared, among
 
 Condition = ColumnElement[bool]
 _Found = Callable[[FieldTest, str], Condition]

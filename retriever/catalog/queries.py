@@ -20,7 +20,7 @@ from sqlalchemy import (
     select,
 )
 
-from retriever.catalog.tables import (
+from kvstitch.retriever.catalog.tables import (
     changes,
     chunks,
     documents,
@@ -30,11 +30,11 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.documents import CatalogState, Chunk, DocumentInfo, IndexChange, Mark
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.index.full_text import ChunkWords
-from retriever.scope import Scope, View
-from retriever.sql.expressions import Prepared, among
+from kvstitch.retriever.documents import CatalogState, Chunk, DocumentInfo, IndexChange, Mark
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.index.full_text import ChunkWords
+from kvstitch.retriever.scope import Scope, View
+from kvstitch.retriever.sql.expressions import Prepared, among
 
 
 def _last_mark(is_heading: int) -> Any:

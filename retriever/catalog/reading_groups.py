@@ -15,12 +15,12 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select, true
 
-from retriever.catalog import queries
-from retriever.catalog.tables import chunks, documents
-from retriever.documents import CatalogState
-from retriever.scope import EVERYBODY, Scope, View
-from retriever.sql.database import Database
-from retriever.sql.expressions import Prepared, among
+from kvstitch.retriever.catalog import queries
+from kvstitch.retriever.catalog.tables import chunks, documents
+from kvstitch.retriever.documents import CatalogState
+from kvstitch.retriever.scope import EVERYBODY, Scope, View
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import Prepared, among
 
 _LARGE = 1024  # chunks; smaller ones are counted every time
 _PAUSE = 20  # times as long as counting takes, until it is done again

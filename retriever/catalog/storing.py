@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from retriever.catalog.queries import current_state, find_scope, words_of
-from retriever.catalog.tables import (
+from kvstitch.retriever.catalog.queries import current_state, find_scope, words_of
+from kvstitch.retriever.catalog.tables import (
     changes,
     chunks,
     documents,
@@ -25,12 +25,12 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.chunking import ChunkSpan
-from retriever.documents import CatalogState, Document, canonical_metadata
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.index.full_text import ChunkWords, FullText
-from retriever.scope import Scope
-from retriever.sql.expressions import among
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.documents import CatalogState, Document, canonical_metadata
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.index.full_text import ChunkWords, FullText
+from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.sql.expressions import among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
 _PRUNE_EVERY = 1000

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from retriever.sql.database import Database
-from retriever.sql.expressions import Jsonb, Name, Number, required
-from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema, add_column
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import Jsonb, Name, Number, required
+from kvstitch.retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema, add_column
 
 # What makes a catalog of this release of older ones. A new database gets the newest tables.
 

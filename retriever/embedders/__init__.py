@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from retriever.errors import EmbedderError, EmbedderNotStarted, EmbedderUnsupported
+from kvstitch.retriever.errors import EmbedderError, EmbedderNotStarted, EmbedderUnsupported
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from retriever.embedders import CountedVectors, Vectors, keep_no_words
-from retriever.embedders.sentence_model_folder import SentenceModelFolder
-from retriever.errors import EmbedderError, EmbedderNotStarted
+from kvstitch.retriever.embedders import CountedVectors, Vectors, keep_no_words
+from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
+from kvstitch.retriever.errors import EmbedderError, EmbedderNotStarted
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ class _Loaded:
     def __init__(self, folder: SentenceModelFolder, dtype: torch.dtype) -> None:
         from transformers import AutoModel, AutoTokenizer
 
-        from retriever.embedders.short_text import ShortTextBert
+        from kvstitch.retriever.embedders.short_text import ShortTextBert
 
         self.folder = folder
         self.revision = folder.revision()
@@ -154,7 +154,7 @@ class _Loaded:
         """Embed one batch: `[len(rows), dim]`, each row of length 1."""
         import torch
 
-        from retriever.embedders.short_text import MAX_TOKENS
+        from kvstitch.retriever.embedders.short_text import MAX_TOKENS
 
         longest = max(len(row) for row in rows)
         is_short = len(rows) == 1 and longest <= MAX_TOKENS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import EmbedderUnsupported
+from kvstitch.retriever.errors import EmbedderUnsupported
 
 POOLINGS = ("cls", "mean", "max")
 

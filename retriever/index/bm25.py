@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from retriever.analysis.analyser import (
+from kvstitch.retriever.analysis.analyser import (
     MAX_QUERY_WORDS,
     REVISION,
     AnalysedQuery,
@@ -32,8 +32,8 @@ from retriever.analysis.analyser import (
     Term,
     analyse_text,
 )
-from retriever.errors import WrongSchema
-from retriever.index.full_text import (
+from kvstitch.retriever.errors import WrongSchema
+from kvstitch.retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
     Hits,

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from retriever.analysis.analyser import MAX_QUERY_WORDS, AnalysedQuery, Term
+from kvstitch.retriever.analysis.analyser import MAX_QUERY_WORDS, AnalysedQuery, Term
 
 # chunk_id, title, text
 ChunkWords = tuple[int, str, str]

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
-from retriever.index.scope_index import DEPTHS, Reads, SavedScope, list_content
-from retriever.scope import Scope
+from kvstitch.retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
+from kvstitch.retriever.index.scope_index import DEPTHS, Reads, SavedScope, list_content
+from kvstitch.retriever.scope import Scope
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2

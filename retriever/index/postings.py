@@ -23,8 +23,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, analyse_text
-from retriever.index.full_text import (
+from kvstitch.retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, analyse_text
+from kvstitch.retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
     Hits,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retriever.embedders import Vectors
+from kvstitch.retriever.embedders import Vectors
 
 RECALL = 0.99
 """Share of the best of an exact search that must be found, on average."""

@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import EmbedderMismatch
-from retriever.index.index_files import (
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import EmbedderMismatch
+from kvstitch.retriever.index.index_files import (
     Manifest,
     read_manifest,
     read_scope,
     write_manifest,
     write_scope,
 )
-from retriever.index.scope_index import DEPTHS, ScopeIndex, Stopped, build
-from retriever.index.vector_search import VectorSearch, check_shape
-from retriever.scope import DEFAULT_SCOPE, Scope
+from kvstitch.retriever.index.scope_index import DEPTHS, ScopeIndex, Stopped, build
+from kvstitch.retriever.index.vector_search import VectorSearch, check_shape
+from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
 
 
 class ReadWriteLock:

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import InvalidVectors
-from retriever.index.index_files import Manifest
-from retriever.index.scope_index import Stopped
-from retriever.scope import DEFAULT_SCOPE, Scope
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import InvalidVectors
+from kvstitch.retriever.index.index_files import Manifest
+from kvstitch.retriever.index.scope_index import Stopped
+from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
 
 
 class VectorSearch(ABC):

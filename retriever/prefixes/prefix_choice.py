@@ -21,15 +21,15 @@ from typing import Literal
 import numpy as np
 from sqlalchemy import select
 
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
-from retriever.catalog.tables import chunks, documents, vectors
-from retriever.documents import Chunk
-from retriever.embedders import Vectors
-from retriever.index.vector_search import VectorSearch
-from retriever.prefixes.primer_groups import PrimerGroups
-from retriever.scope import Scope
-from retriever.sql.expressions import among
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.reading_groups import GroupSizes, visible, visible_in
+from kvstitch.retriever.catalog.tables import chunks, documents, vectors
+from kvstitch.retriever.documents import Chunk
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.prefixes.primer_groups import PrimerGroups
+from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.sql.expressions import among
 
 PrefixKind = Literal["primer", "neighbours"]
 """What stands before in the document, else one prefix for all chunks of a group; or each chunk's

@@ -35,15 +35,20 @@ from sqlalchemy import (
     select,
 )
 
-from retriever.catalog import queries
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.reading_groups import GroupSizes
-from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes
-from retriever.documents import Chunk
-from retriever.index.vector_search import VectorSearch
-from retriever.prefixes.prefix_choice import ChosenChunks, PrefixChoice, PrefixKind, PrefixRule
-from retriever.scope import Scope
-from retriever.sql.expressions import Prepared, among
+from kvstitch.retriever.catalog import queries
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.reading_groups import GroupSizes
+from kvstitch.retriever.catalog.tables import accompanied, chunks, companions, documents, scopes
+from kvstitch.retriever.documents import Chunk
+from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.prefixes.prefix_choice import (
+    ChosenChunks,
+    PrefixChoice,
+    PrefixKind,
+    PrefixRule,
+)
+from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.sql.expressions import Prepared, among
 
 RUN = 1024
 """More than the chunks of a prefix; the positions of a chunk's second prefix begin here."""

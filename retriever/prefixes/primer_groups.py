@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Select, bindparam, func, select
 
-from retriever.catalog import queries
-from retriever.catalog.reading_groups import GroupSizes, visible_to
-from retriever.catalog.tables import chunks, documents, primers, vectors
-from retriever.embedders import Vectors
-from retriever.scope import Scope
-from retriever.sql.database import Database
-from retriever.sql.expressions import among
+from kvstitch.retriever.catalog import queries
+from kvstitch.retriever.catalog.reading_groups import GroupSizes, visible_to
+from kvstitch.retriever.catalog.tables import chunks, documents, primers, vectors
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import among
 
 GROUP = 32
 """Chunks of a group; measured in docs/methods.md."""

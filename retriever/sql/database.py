@@ -20,8 +20,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoneIsFree
 
-from retriever.errors import AlreadyThere, DatabaseError, NotOpen, Unreachable, ValueRefused
-from retriever.sql.revisions import Schema, prepare
+from kvstitch.retriever.errors import (
+    AlreadyThere,
+    DatabaseError,
+    NotOpen,
+    Unreachable,
+    ValueRefused,
+)
+from kvstitch.retriever.sql.revisions import Schema, prepare
 
 CONNECT_S = 5  # to connect, or to wait for a connection
 WRITE_WAIT_S = 10.0  # how long a write waits for another process's in an SQLite file

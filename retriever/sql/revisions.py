@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
-from retriever.errors import WrongSchema
+from kvstitch.retriever.errors import WrongSchema
 
 POSTGRESQL_ONLY = {"only": "postgresql"}
 """`info` of tables and columns that SQLite's file has not."""

@@ -84,7 +84,7 @@ def served(root: Path, scratch: Path) -> Iterator[httpx.Client]:
         "WALK_DIR": str(scratch),
         "WALK_MARKERS": json.dumps(markers(root)),
     }
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "serve", "--port", str(port)]
     command += ["--data-dir", str(scratch / "data")]
     with (scratch / "log").open("wb") as log:
         service = subprocess.Popen(

@@ -16,8 +16,8 @@ from functools import partial
 from itertools import chain
 
 from kvstitch.client import errors
-from service import __version__
-from service.cli import (
+from kvstitch.service import __version__
+from kvstitch.service.cli import (
     administration,
     ask,
     configuration,
@@ -25,11 +25,11 @@ from service.cli import (
     serve,
     status,
 )
-from service.cli.documents import documents, ingest, jobs
-from service.cli.options import DEFAULT_URL, WrongArgument, as_command_error
-from service.cli.output import report_error
-from service.errors import InvalidRequest, InvalidSetting, KvstitchError
-from service.plugins import hooks
+from kvstitch.service.cli.documents import documents, ingest, jobs
+from kvstitch.service.cli.options import DEFAULT_URL, WrongArgument, as_command_error
+from kvstitch.service.cli.output import report_error
+from kvstitch.service.errors import InvalidRequest, InvalidSetting, KvstitchError
+from kvstitch.service.plugins import hooks
 
 WRONG_ARGUMENTS = 2  # as argparse
 SHELLS = ("bash", "zsh", "fish")

@@ -1,7 +1,7 @@
-"""`python -m service.cli`."""
+"""`python -m kvstitch.service.cli`."""
 
 import sys
 
-from service.cli import main
+from kvstitch.service.cli import main
 
 sys.exit(main())

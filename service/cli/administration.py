@@ -11,17 +11,17 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from retriever.scope import ALL_GROUPS, View
-from service.cli.options import WrongArgument
-from service.cli.output import console, emit, table
-from service.gateway.auth.quotas import Limits
-from service.gateway.schemas.fields import composed
-from service.plugins import hooks
-from service.settings import default_data_dir, load
-from service.settings.fields import SCOPES
+from kvstitch.retriever.scope import ALL_GROUPS, View
+from kvstitch.service.cli.options import WrongArgument
+from kvstitch.service.cli.output import console, emit, table
+from kvstitch.service.gateway.auth.quotas import Limits
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.plugins import hooks
+from kvstitch.service.settings import default_data_dir, load
+from kvstitch.service.settings.fields import SCOPES
 
 if TYPE_CHECKING:
-    from service.gateway.auth.keys import KeyStore, StoredKey
+    from kvstitch.service.gateway.auth.keys import KeyStore, StoredKey
 
 # The gateway's databases are imported where they are used, because every command imports this
 # module: with SQLAlchemy they take half a second of a core.
@@ -143,7 +143,7 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
             f"there is no folder {folder}, so no service would read keys from it: give the "
             "--data-dir of the service, or make the folder first"
         )
-    from service.gateway.databases import key_store
+    from kvstitch.service.gateway.databases import key_store
 
     with key_store(settings) as store:
         yield store

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from kvstitch.records.answers import Answer, Citation
-from service.cli.output import console as new_console
-from service.cli.output import milliseconds, plain, size, table
+from kvstitch.service.cli.output import console as new_console
+from kvstitch.service.cli.output import milliseconds, plain, size, table
 
 TITLE_CHARS = 40
 _HEADING = re.compile("^#{1,6} +(.+)$", re.MULTILINE)
@@ -27,7 +27,7 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool) -> None:
     """Print the text with marks, then a line for every source, with a star where the answer is from
     it; with `verbose` what happened to each, else how long it took."""
     # Imported here, because it takes a third of a second, in which text is read.
-    from service.gateway.answers.attributor import with_marks
+    from kvstitch.service.gateway.answers.attributor import with_marks
 
     print(plain(with_marks(answer.text, answer.attributions or [])[0]))
     if answer.citations:

@@ -19,9 +19,15 @@ from kvstitch.client import Client, Done, Sources, Token, errors
 from kvstitch.client.options import GenerateOptions
 from kvstitch.client.sync_client import AnswerStream
 from kvstitch.records.answers import MethodInfo
-from service.cli import answer_tables
-from service.cli.options import WrongArgument, add_client_options, client, message_of, parse_pairs
-from service.cli.output import console, emit, emit_line, plain
+from kvstitch.service.cli import answer_tables
+from kvstitch.service.cli.options import (
+    WrongArgument,
+    add_client_options,
+    client,
+    message_of,
+    parse_pairs,
+)
+from kvstitch.service.cli.output import console, emit, emit_line, plain
 
 FULL_PREFILL = "vanilla"
 

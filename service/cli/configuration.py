@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.cli.options import add_settings, given_settings, settings_of
-from service.cli.output import console, emit, plain, table
-from service.errors import InvalidSetting
-from service.settings import all_settings, unknown_variables
-from service.settings.fields import is_secret, masked
-from service.settings.loading import find_file, is_reloadable, read_file, sources
+from kvstitch.service.cli.options import add_settings, given_settings, settings_of
+from kvstitch.service.cli.output import console, emit, plain, table
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import all_settings, unknown_variables
+from kvstitch.service.settings.fields import is_secret, masked
+from kvstitch.service.settings.loading import find_file, is_reloadable, read_file, sources
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

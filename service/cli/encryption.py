@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import WrongArgument
-from service.cli.output import console, emit, table
-from service.plugins import hooks
-from service.settings import Settings, load
+from kvstitch.service.cli.options import WrongArgument
+from kvstitch.service.cli.output import console, emit, table
+from kvstitch.service.plugins import hooks
+from kvstitch.service.settings import Settings, load
 
 if TYPE_CHECKING:
-    from service.gateway.encryption.tenant_keys import TenantKeys
+    from kvstitch.service.gateway.encryption.tenant_keys import TenantKeys
 
 # The gateway's databases are imported where they are used (see administration.py).
 
@@ -101,7 +101,7 @@ def rotate(args: argparse.Namespace) -> int:
 
 
 def rewrap(args: argparse.Namespace) -> int:
-    from service.gateway.encryption.master_key import master_key
+    from kvstitch.service.gateway.encryption.master_key import master_key
 
     settings = load(data_dir=args.data_dir)
     chosen = {"encryption_key_file": args.new_key_file, "encryption_kms": args.new_kms or ""}
@@ -123,7 +123,7 @@ def delete(args: argparse.Namespace) -> int:
             f"this makes everything of the tenant {args.tenant!r} unreadable for ever, documents, "
             "KV, jobs and their backups: say --yes"
         )
-    from service.gateway.databases import delete_keys
+    from kvstitch.service.gateway.databases import delete_keys
 
     settings = load(data_dir=args.data_dir)
     with _keys(settings) as keys:
@@ -138,9 +138,9 @@ def delete(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _keys(settings: Settings) -> Iterator[TenantKeys]:
-    from encryption.keyring import EncryptionError
-    from service.gateway.encryption.tenant_keys import tenant_keys_of
-    from service.gateway.service_database import shared_database
+    from kvstitch.encryption.keyring import EncryptionError
+    from kvstitch.service.gateway.encryption.tenant_keys import tenant_keys_of
+    from kvstitch.service.gateway.service_database import shared_database
 
     url = settings.database
     keys = tenant_keys_of(settings, shared_database(url, connections=1) if url else None)

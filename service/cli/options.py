@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 
 from kvstitch.client import Client, errors
-from service.errors import InvalidRequest, KvstitchError
-from service.settings import Settings, all_settings, load
+from kvstitch.service.errors import InvalidRequest, KvstitchError
+from kvstitch.service.settings import Settings, all_settings, load
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvstitch.client import Job
-from service.errors import KvstitchError
+from kvstitch.service.errors import KvstitchError
 
 PIPE_WIDTH = 160  # columns, if the output is no terminal
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

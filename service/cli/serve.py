@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from service.cli.options import add_settings, settings_of
-from service.errors import InvalidSetting, KvstitchError, ModelRefused
-from service.plugins import adapters, load_object
-from service.settings import Settings, unknown_variables
-from service.settings.calibration import calibrated
-from service.shared import logs, resources
-from service.shared.fleet_secret import require_secret
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.cli.options import add_settings, settings_of
+from kvstitch.service.errors import InvalidSetting, KvstitchError, ModelRefused
+from kvstitch.service.plugins import adapters, load_object
+from kvstitch.service.settings import Settings, unknown_variables
+from kvstitch.service.settings.calibration import calibrated
+from kvstitch.service.shared import logs, resources
+from kvstitch.service.shared.fleet_secret import require_secret
+from kvstitch.service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger("kvstitch")
 CANNOT_BE_SERVED = 3
@@ -96,9 +96,9 @@ def _start_with(args: argparse.Namespace, start: Callable[[Settings], str | None
 
 def _model_folder(settings: Settings) -> Path:
     """Return the folder of a model whose config.json says that it can be served."""
-    from service.gateway.data_folder import UMASK
-    from service.models import prepare_model
-    from service.worker.model.folder_checks import config_fault, read_config
+    from kvstitch.service.gateway.data_folder import UMASK
+    from kvstitch.service.models import prepare_model
+    from kvstitch.service.worker.model.folder_checks import config_fault, read_config
 
     os.umask(UMASK)  # the worker inherits it
     folder = prepare_model(settings)
@@ -117,7 +117,7 @@ def _model_folder(settings: Settings) -> Path:
 def _require_loadable(folder: Path, settings: Settings) -> None:
     """Raise ModelRefused where weights or adapters cannot be loaded, without loading them: before
     gigabytes are loaded, and loaded again because the worker has died of them."""
-    from service.worker.model.folder_checks import FolderFault, weights_fault
+    from kvstitch.service.worker.model.folder_checks import FolderFault, weights_fault
 
     fault = None if settings.worker_addresses else weights_fault(folder)
     if fault is not None:
@@ -132,8 +132,8 @@ def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | N
     """Serve until a signal or a failure; return why it failed."""
     started = time.monotonic()
     folder = _model_folder(settings)  # before the gateway is imported, which takes longer
-    from service.gateway.composition import Gateway
-    from service.gateway.server import listen, serve
+    from kvstitch.service.gateway.composition import Gateway
+    from kvstitch.service.gateway.server import listen, serve
 
     _require_loadable(folder, settings)
     gateway = Gateway(settings, folder)
@@ -158,7 +158,7 @@ class PreparedWorker:
     @classmethod
     def of(cls, settings: Settings, folder: Path) -> PreparedWorker:
         """Take the calibration of a model's folder, and make the data folder."""
-        from service.gateway.data_folder import FOLDER_MODE
+        from kvstitch.service.gateway.data_folder import FOLDER_MODE
 
         try:
             settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class PreparedWorker:
     def at(self, address: str) -> WorkerSettings:
         """Return the process's settings for an address, which only this machine may reach if there
         is no fleet secret."""
-        from service.gateway.data_folder import own_secret
+        from kvstitch.service.gateway.data_folder import own_secret
 
         require_secret(address, self.secret)
         return self.settings.worker(
@@ -202,4 +202,4 @@ def _become_worker(settings: Settings, address: str) -> NoReturn:
     os.write(beginning, made.to_json().encode() + b"\n")
     os.dup2(end, 0)
     os.set_inheritable(beginning, True)  # a worker ends when its standard input is closed
-    os.execv(sys.executable, [sys.executable, "-m", "service.worker"])
+    os.execv(sys.executable, [sys.executable, "-m", "kvstitch.service.worker"])

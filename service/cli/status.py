@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.cli.options import add_client_options, client
-from service.cli.output import console, emit, plain, size, table
+from kvstitch.service.cli.options import add_client_options, client
+from kvstitch.service.cli.output import console, emit, plain, size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.errors import DeadlineExceeded, Overloaded, QuotaExceeded, WorkerUnavailable
-from service.gateway.auth.access import Principal
-from service.gateway.prometheus import GatewayMetrics
-from service.shared.tracing import Operation
+from kvstitch.service.errors import DeadlineExceeded, Overloaded, QuotaExceeded, WorkerUnavailable
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.shared.tracing import Operation
 
 T = TypeVar("T")
 

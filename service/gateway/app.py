@@ -9,16 +9,16 @@ from itertools import chain
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from service import __version__
-from service.errors import KvstitchError
-from service.gateway.answers.methods import NAMES
-from service.gateway.composition import Gateway
-from service.gateway.http import problems
-from service.gateway.http.browser_guard import BrowserGuard
-from service.gateway.http.middleware import Authentication, RequestContext
-from service.gateway.http.openapi import Offer, OpenApiDescription
-from service.gateway.http.routes import answers, documents, operations, pages
-from service.settings.fields import parts
+from kvstitch.service import __version__
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.answers.methods import NAMES
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http import problems
+from kvstitch.service.gateway.http.browser_guard import BrowserGuard
+from kvstitch.service.gateway.http.middleware import Authentication, RequestContext
+from kvstitch.service.gateway.http.openapi import Offer, OpenApiDescription
+from kvstitch.service.gateway.http.routes import answers, documents, operations, pages
+from kvstitch.service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
 READABLE_HEADERS = ("Location", "Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry")

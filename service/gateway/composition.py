@@ -12,39 +12,43 @@ import logging
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from retriever import Embedder, Retriever
-from service.errors import InvalidSetting, KvstitchError
-from service.gateway.admission import ConcurrencyLimiter
-from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.methods import DefaultMethods
-from service.gateway.answers.preparation import RequestPreparer
-from service.gateway.answers.validation import RequestValidator
-from service.gateway.auth.access import Access
-from service.gateway.auth.quotas import Limits, Quotas, RateCounters
-from service.gateway.data_folder import DiskGuard, lock_folder, make_private
-from service.gateway.databases import Databases
-from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.corpus import Corpus
-from service.gateway.fleet.member import WorkerState, count_by_state
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.passage_search import PassageSearch
-from service.gateway.search.search_service import SearchService
-from service.gateway.search.text_calls import EmbeddingService, RerankService
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
-from service.grammars.processes import GrammarProcesses
-from service.plugins import GatewayPart, IdentityProvider, hooks
-from service.settings import Settings, calibration
-from service.settings.calibration import Calibration
-from service.settings.loading import Reload
-from service.shared.tracing import tracing_to
+from kvstitch.retriever import Embedder, Retriever
+from kvstitch.service.errors import InvalidSetting, KvstitchError
+from kvstitch.service.gateway.admission import ConcurrencyLimiter
+from kvstitch.service.gateway.answers.answer_service import AnswerService
+from kvstitch.service.gateway.answers.forms import AnswerForms
+from kvstitch.service.gateway.answers.methods import DefaultMethods
+from kvstitch.service.gateway.answers.preparation import RequestPreparer
+from kvstitch.service.gateway.answers.validation import RequestValidator
+from kvstitch.service.gateway.auth.access import Access
+from kvstitch.service.gateway.auth.quotas import Limits, Quotas, RateCounters
+from kvstitch.service.gateway.data_folder import DiskGuard, lock_folder, make_private
+from kvstitch.service.gateway.databases import Databases
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKVs
+from kvstitch.service.gateway.documents.corpus import Corpus
+from kvstitch.service.gateway.fleet.member import WorkerState, count_by_state
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.prompts.chunk_prefixes import ChunkPrefixes
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import (
+    AsyncRetriever,
+    make_embedder,
+    make_reranker,
+)
+from kvstitch.service.gateway.search.passage_search import PassageSearch
+from kvstitch.service.gateway.search.search_service import SearchService
+from kvstitch.service.gateway.search.text_calls import EmbeddingService, RerankService
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
+from kvstitch.service.grammars.processes import GrammarProcesses
+from kvstitch.service.plugins import GatewayPart, IdentityProvider, hooks
+from kvstitch.service.settings import Settings, calibration
+from kvstitch.service.settings.calibration import Calibration
+from kvstitch.service.settings.loading import Reload
+from kvstitch.service.shared.tracing import tracing_to
 
 if TYPE_CHECKING:
-    from service.gateway.encryption.tenant_keys import TenantKeys
+    from kvstitch.service.gateway.encryption.tenant_keys import TenantKeys
 
 logger = logging.getLogger(__name__)
 KEYS_EVERY_S = 5.0

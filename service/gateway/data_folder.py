@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from service.errors import DiskFull, InvalidSetting
+from kvstitch.service.errors import DiskFull, InvalidSetting
 
 logger = logging.getLogger(__name__)
 FOLDER_MODE = 0o700

@@ -13,24 +13,28 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from encryption.keyring import Keyring
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.tables import catalog_database
-from retriever.sql.database import Database
-from retriever.sql.expressions import upsert
-from service.gateway.auth.keys import KeyCache, KeyStore
-from service.gateway.data_folder import DiskGuard, own_secret
-from service.gateway.documents.corpus import Corpus
-from service.gateway.documents.deletion.purge_queue import CatalogLock
-from service.gateway.documents.membership import Heartbeat, Membership
-from service.gateway.encryption.tenant_keys import (
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import upsert
+from kvstitch.service.gateway.auth.keys import KeyCache, KeyStore
+from kvstitch.service.gateway.data_folder import DiskGuard, own_secret
+from kvstitch.service.gateway.documents.corpus import Corpus
+from kvstitch.service.gateway.documents.deletion.purge_queue import CatalogLock
+from kvstitch.service.gateway.documents.membership import Heartbeat, Membership
+from kvstitch.service.gateway.encryption.tenant_keys import (
     TenantKeys,
     require_no_keys,
     tenant_keys_of,
 )
-from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
-from service.gateway.tables import jobs, purges, secrets, sizes
-from service.settings import Settings
+from kvstitch.service.gateway.service_database import (
+    ServiceDatabase,
+    jobs_database,
+    shared_database,
+)
+from kvstitch.service.gateway.tables import jobs, purges, secrets, sizes
+from kvstitch.service.settings import Settings
 
 
 class Databases:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
+from kvstitch.service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 
 M = TypeVar("M", bound=BaseModel)
 _COUNTED_BYTES = 65_536  # at a time, so that other threads get their turn

@@ -1,7 +1,7 @@
 """What Prometheus scrapes: the gateway's own metrics, and the workers' latest numbers.
 
-All metrics are declared in `service.shared.metrics`. There is no global state: every gateway has
-its own GatewayMetrics.
+All metrics are declared in `kvstitch.service.shared.metrics`. There is no global state: every
+gateway has its own GatewayMetrics.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from service.shared import metrics as declared
-from service.shared.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
+from kvstitch.service.shared import metrics as declared
+from kvstitch.service.shared.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
 
 Made = TypeVar("Made", bound=MetricWrapperBase)
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

@@ -23,11 +23,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.errors import InvalidSetting, KvstitchError
-from service.gateway.app import create_app
-from service.gateway.composition import Gateway
-from service.settings import Settings
-from service.shared import resources
+from kvstitch.service.errors import InvalidSetting, KvstitchError
+from kvstitch.service.gateway.app import create_app
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared import resources
 
 logger = logging.getLogger("kvstitch")
 

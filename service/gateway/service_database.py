@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from retriever.errors import AlreadyThere as AlreadyThere
-from retriever.errors import DatabaseError, Unreachable, ValueRefused, WrongSchema
-from retriever.sql.database import Database
-from retriever.sql.revisions import Schema
-from service.errors import (
+from kvstitch.retriever.errors import AlreadyThere as AlreadyThere
+from kvstitch.retriever.errors import DatabaseError, Unreachable, ValueRefused, WrongSchema
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.revisions import Schema
+from kvstitch.service.errors import (
     DatabaseUnavailable,
     DiskFull,
     InternalError,
@@ -17,9 +17,9 @@ from service.errors import (
     InvalidSetting,
     KvstitchError,
 )
-from service.gateway.data_folder import FILE_MODE, DiskGuard
-from service.gateway.tables import ENCRYPTION, JOBS, KEYS, NAMESPACE
-from service.plugins import hooks, load_object
+from kvstitch.service.gateway.data_folder import FILE_MODE, DiskGuard
+from kvstitch.service.gateway.tables import ENCRYPTION, JOBS, KEYS, NAMESPACE
+from kvstitch.service.plugins import hooks, load_object
 
 RETRY_S = 2.0
 

@@ -23,8 +23,8 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from retriever.sql.expressions import Name, Number, required
-from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema, add_column
+from kvstitch.retriever.sql.expressions import Name, Number, required
+from kvstitch.retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema, add_column
 
 # What makes these tables of older ones. A new database gets the newest.
 

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from encryption.keyring import Keyring
-from service.errors import InvalidSetting, Overloaded, WorkerUnavailable
-from service.gateway.fleet.discovery import KnownWorkers, Source, source_of
-from service.gateway.fleet.member import Member, WorkerState
-from service.gateway.fleet.worker_pool import Worker, WorkerPool
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages.replies import Holdings, ModelInfo, Ready, Stats
-from service.messages.requests import Hello
-from service.settings import Settings
-from service.shared import fleet_secret
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.service.errors import InvalidSetting, Overloaded, WorkerUnavailable
+from kvstitch.service.gateway.fleet.discovery import KnownWorkers, Source, source_of
+from kvstitch.service.gateway.fleet.member import Member, WorkerState
+from kvstitch.service.gateway.fleet.worker_pool import Worker, WorkerPool
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from kvstitch.service.messages.replies import Holdings, ModelInfo, Ready, Stats
+from kvstitch.service.messages.requests import Hello
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

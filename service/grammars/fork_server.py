@@ -1,6 +1,6 @@
 """Forks a process for every grammar, from one that has the tokenizer loaded.
 
-    python -m service.grammars.fork_server SOCKET TOKENIZER VOCABULARY END_IDS
+    python -m kvstitch.service.grammars.fork_server SOCKET TOKENIZER VOCABULARY END_IDS
 
 It is sent sockets; each is the connection of a new process, which has limits and does what the
 first message asks for:
@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from service.grammars.forms import Form, is_json, short, written
-from service.grammars.limits import (
+from kvstitch.service.grammars.forms import Form, is_json, short, written
+from kvstitch.service.grammars.limits import (
     BURST_CPU_S,
     COMPILE_CPU_S,
     CPU_S_PER_TOKEN,
@@ -45,8 +45,8 @@ from service.grammars.limits import (
     confine,
     last_of_all,
 )
-from service.grammars.processes import Step, token_ids
-from service.grammars.unique_names import UniqueNames, Vocabulary, without
+from kvstitch.service.grammars.processes import Step, token_ids
+from kvstitch.service.grammars.unique_names import UniqueNames, Vocabulary, without
 
 # The library's own limits guard against what the process is limited in anyway, but also refuse
 # objects with many optional properties.

@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from service.grammars.json_schema import held
+from kvstitch.service.grammars.json_schema import held
 
 # Compact: with blanks allowed, small models write little else.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-from service.grammars.keywords import KEPT, REWRITTEN, rewritten
-from service.grammars.merging import Schema, as_list, distinct, merge, windows
-from service.grammars.patterns import HELD, holdable
+from kvstitch.service.grammars.keywords import KEPT, REWRITTEN, rewritten
+from kvstitch.service.grammars.merging import Schema, as_list, distinct, merge, windows
+from kvstitch.service.grammars.patterns import HELD, holdable
 
 MAX_NODES = 20_000
 MAX_DEPTH = 64

@@ -12,8 +12,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from service.grammars.merging import Schema, both
-from service.grammars.patterns import HELD
+from kvstitch.service.grammars.merging import Schema, both
+from kvstitch.service.grammars.patterns import HELD
 
 MAX_SUBSET = 5
 

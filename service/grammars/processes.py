@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from service.grammars.forms import Form, WrittenForm
-from service.grammars.limits import TOO_BUSY, TOO_MUCH, WALL_S
+from kvstitch.service.grammars.forms import Form, WrittenForm
+from kvstitch.service.grammars.limits import TOO_BUSY, TOO_MUCH, WALL_S
 
 _HEAD = struct.Struct("<IBI")
 
@@ -153,7 +153,7 @@ class GrammarProcesses:
         with process:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "service.grammars.fork_server"),
+                    *(sys.executable, "-m", "kvstitch.service.grammars.fork_server"),
                     *(str(process.fileno()), *self._arguments),
                 ],
                 pass_fds=[process.fileno()],

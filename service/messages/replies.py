@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from kvstitch.records.answers import MethodInfo
-from service.errors import KvstitchError, WorkerFault
-from service.messages.reports import Forecast, GateStateName, Report
-from service.messages.requests import Message, Method
+from kvstitch.service.errors import KvstitchError, WorkerFault
+from kvstitch.service.messages.reports import Forecast, GateStateName, Report
+from kvstitch.service.messages.requests import Message, Method
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,10 @@ class WorkerLoad:
 class Holdings(Message, frozen=True):
     """What the memory tier has gained and lost since the last one, and how busy the worker is.
 
-    Chunks go by their names (`service.messages.requests.ChunkNames`). With `snapshot`, `added` is
-    all that it holds. `number` counts up by one; a gateway that misses one asks for a snapshot.
-    `received` counts the `Generate` of this gateway that `load` counts, or that are answered.
+    Chunks go by their names (`kvstitch.service.messages.requests.ChunkNames`). With `snapshot`,
+    `added` is all that it holds. `number` counts up by one; a gateway that misses one asks for a
+    snapshot. `received` counts the `Generate` of this gateway that `load` counts, or that are
+    answered.
     """
 
     number: int

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kvstitch.records.answers import CacheSegment, SegmentForecastOut
 from kvstitch.records.base import record
-from service.messages.requests import Method
+from kvstitch.service.messages.requests import Method
 
 
 @record

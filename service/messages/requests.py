@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from encryption.keyring import DataKey
+from kvstitch.encryption.keyring import DataKey
 
 ColdMode = Literal["in_context", "as_stored"]
 """How a chunk that is not stored is computed: with the prompt, or by itself as precompute does."""

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from service.messages.replies import FromWorker
-from service.messages.requests import Message, ToWorker
+from kvstitch.service.messages.replies import FromWorker
+from kvstitch.service.messages.requests import Message, ToWorker
 
 # Fields are only added, with defaults, and unknown ones are ignored: that is no new protocol. A
 # change that the other side must know of is one; a gateway talks to workers of KNOWN_PROTOCOLS.

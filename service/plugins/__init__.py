@@ -5,8 +5,8 @@ is found by its entry point in the group "kvstitch", or named in KVSTITCH_PLUGIN
 `hooks()`; it imports no plugin, and a plugin's module imports what is heavy where it is used.
 """
 
-from service.plugins.hookspecs import hookimpl
-from service.plugins.kinds import (
+from kvstitch.service.plugins.hookspecs import hookimpl
+from kvstitch.service.plugins.kinds import (
     Adapters,
     FileFormat,
     GatewayPart,
@@ -17,7 +17,14 @@ from service.plugins.kinds import (
     TierKind,
     Verb,
 )
-from service.plugins.manager import VARIABLE, adapters, hooks, load_object, registered, tiers
+from kvstitch.service.plugins.manager import (
+    VARIABLE,
+    adapters,
+    hooks,
+    load_object,
+    registered,
+    tiers,
+)
 
 __all__ = [
     "VARIABLE",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
-from service.plugins.kinds import (
+from kvstitch.service.plugins.kinds import (
     Adapters,
     FileFormat,
     GatewayPart,

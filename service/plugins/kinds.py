@@ -119,7 +119,8 @@ class Tables:
 
     Attributes:
         file: Its name in the data folder, where there is no PostgreSQL.
-        schema: "module:name" of a `retriever.sql.revisions.Schema`; names of tables must be unique.
+        schema: "module:name" of a `kvstitch.retriever.sql.revisions.Schema`; names of tables must
+            be unique.
     """
 
     file: str

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pluggy
 
-from service.errors import InvalidSetting, PluginFailed
-from service.plugins import hookspecs
-from service.plugins.hookspecs import GROUP
-from service.plugins.kinds import Adapters, TierKind
+from kvstitch.service.errors import InvalidSetting, PluginFailed
+from kvstitch.service.plugins import hookspecs
+from kvstitch.service.plugins.hookspecs import GROUP
+from kvstitch.service.plugins.kinds import Adapters, TierKind
 
 VARIABLE: Final = "KVSTITCH_PLUGINS"
 """Modules, by commas, that are plugins without being installed as such."""

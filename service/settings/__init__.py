@@ -1,8 +1,8 @@
 """The settings of the service."""
 
-from service.settings.fields import default_data_dir, default_model_cache, demo_model
-from service.settings.loading import all_settings, load, unknown_variables
-from service.settings.settings import PREFIX, Settings
+from kvstitch.service.settings.fields import default_data_dir, default_model_cache, demo_model
+from kvstitch.service.settings.loading import all_settings, load, unknown_variables
+from kvstitch.service.settings.settings import PREFIX, Settings
 
 __all__ = [
     "PREFIX",

@@ -8,9 +8,15 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.messages.requests import ColdMode, HistoryMode
-from service.prompt import PREFIX_MODES
-from service.settings.fields import ADDRESS, HttpUrl, default_model_cache, named_folders, parts
+from kvstitch.service.messages.requests import ColdMode, HistoryMode
+from kvstitch.service.prompt import PREFIX_MODES
+from kvstitch.service.settings.fields import (
+    ADDRESS,
+    HttpUrl,
+    default_model_cache,
+    named_folders,
+    parts,
+)
 
 _LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -28,9 +28,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator
 
-from service.errors import InvalidSetting
-from service.settings import Settings
-from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
 
 OFF = "off"
 """A value of the setting `calibration`: none is used."""

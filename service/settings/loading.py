@@ -22,11 +22,11 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from service.errors import InvalidSetting
-from service.plugins import VARIABLE as PLUGINS_VARIABLE
-from service.plugins import hooks
-from service.settings.fields import IS_SET, is_secret
-from service.settings.settings import FILE, PREFIX, Settings
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import VARIABLE as PLUGINS_VARIABLE
+from kvstitch.service.plugins import hooks
+from kvstitch.service.settings.fields import IS_SET, is_secret
+from kvstitch.service.settings.settings import FILE, PREFIX, Settings
 
 FILE_NAME: Final = "kvstitch.toml"
 VARIABLE: Final = "KVSTITCH_CONFIG"

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.errors import InvalidSetting
-from service.settings.fields import parts
-from service.shared import fleet_secret
-from service.shared.logs import LogFormat
-from service.shared.worker_settings import MIB
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings.fields import parts
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.logs import LogFormat
+from kvstitch.service.shared.worker_settings import MIB
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from service.errors import InvalidSetting
-from service.plugins import tiers
-from service.settings.answering import ModelSettings, RetrievalSettings
-from service.settings.fields import named_folders, parts
-from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
-from service.settings.storage import EncryptionSettings, PlaceSettings, TierSettings
-from service.shared import fleet_secret
-from service.shared.worker_settings import MIB, WorkerSettings
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import tiers
+from kvstitch.service.settings.answering import ModelSettings, RetrievalSettings
+from kvstitch.service.settings.fields import named_folders, parts
+from kvstitch.service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
+from kvstitch.service.settings.storage import EncryptionSettings, PlaceSettings, TierSettings
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
 FILE: ContextVar[PydanticBaseSettingsSource | None] = ContextVar("FILE", default=None)

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service import plugins
-from service.settings.fields import (
+from kvstitch.service import plugins
+from kvstitch.service.settings.fields import (
     ADDRESS,
     HttpUrl,
     PostgresUrl,

@@ -19,7 +19,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.errors import InvalidSetting
+from kvstitch.service.errors import InvalidSetting
 
 MIN_SECRET_CHARS = 32  # as `openssl rand -hex 16` writes them
 _SALT = b"kvstitch fleet 1"

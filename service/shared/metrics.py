@@ -3,8 +3,8 @@
 Plain data, which both processes import: knows no metrics library, no gateway and no worker. Names
 begin with `kvstitch_`; no label ever holds a tenant, a document or a question.
 
-The gateway counts its own (`service.gateway.prometheus`). The worker sends (name, labels, value)
-about every second; a histogram travels as its `_bucket` and `_sum` samples.
+The gateway counts its own (`kvstitch.service.gateway.prometheus`). The worker sends (name, labels,
+value) about every second; a histogram travels as its `_bucket` and `_sum` samples.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CALIBRATION_FILE = "calibration.json"
-"""In a model's folder or in the data folder: see `service.settings.calibration`."""
+"""In a model's folder or in the data folder: see `kvstitch.service.settings.calibration`."""
 
 # Files up to this size are hashed whole. Of larger ones, the size and evenly spaced samples are
 # hashed, the first of which holds the header (names, shapes, offsets); reading all of a 16 GB

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.errors import InvalidRequest
+from kvstitch.service.errors import InvalidRequest
 
 Schema = dict[str, dict[str, Any]]
 

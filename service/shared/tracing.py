@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from service.errors import InvalidSetting, KvstitchError
-from service.plugins import hooks
+from kvstitch.service.errors import InvalidSetting, KvstitchError
+from kvstitch.service.plugins import hooks
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 NO_ATTRIBUTES: Attributes = {}

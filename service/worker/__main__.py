@@ -1,4 +1,4 @@
-"""`python -m service.worker`: reads settings, checks the model, serves.
+"""`python -m kvstitch.service.worker`: reads settings, checks the model, serves.
 
 The first line of standard input is WorkerSettings as JSON. It is not an argument because it may
 hold the Redis password and the tenant secret, which a process list would show.
@@ -18,13 +18,13 @@ import sys
 import threading
 from contextlib import ExitStack
 
-from kvstore import TierError, TierUnavailable
-from service.errors import KvstitchError
-from service.shared import logs, resources
-from service.shared.worker_settings import WorkerSettings
-from service.worker.model.load import lacks_memory, no_memory
-from service.worker.server.composition import Composition, load_model
-from service.worker.server.worker_server import WorkerServer
+from kvstitch.kvstore import TierError, TierUnavailable
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.shared import logs, resources
+from kvstitch.service.shared.worker_settings import WorkerSettings
+from kvstitch.service.worker.model.load import lacks_memory, no_memory
+from kvstitch.service.worker.server.composition import Composition, load_model
+from kvstitch.service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -32,7 +32,9 @@ REFUSED = 3
 
 
 def main() -> int:
-    argparse.ArgumentParser(prog="python -m service.worker", description=__doc__).parse_args()
+    argparse.ArgumentParser(
+        prog="python -m kvstitch.service.worker", description=__doc__
+    ).parse_args()
     try:
         settings = WorkerSettings.from_json(sys.stdin.readline())
     except (ValueError, TypeError) as error:

@@ -1,8 +1,8 @@
 """The worker's public surface, for the start-up check of the command line, tuning and benchmarks.
 
-What methods are written with is in `service.worker.methods.api`; this module is for running them.
-Anything that is in neither `__all__` may change at any time. Requests and what the engine returns
-are the types of `service.messages`.
+What methods are written with is in `kvstitch.service.worker.methods.api`; this module is for
+running them. Anything that is in neither `__all__` may change at any time. Requests and what the
+engine returns are the types of `kvstitch.service.messages`.
 
     models    load_model, decoder_for, read_calibration, start_up_check
     engine    Engine, Address
@@ -12,39 +12,44 @@ are the types of `service.messages`.
 
 from __future__ import annotations
 
-from service.shared.model_fingerprint import CALIBRATION_FILE
-from service.shared.model_fingerprint import fingerprint as model_fingerprint
-from service.worker.engine.engine import Engine
-from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
-from service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
-from service.worker.forward.kv_placement import write_rows
-from service.worker.forward.prefill import Capture
-from service.worker.forward.selfcheck import check as start_up_check
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.bases.eviction import evict
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.registry import (
+from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE
+from kvstitch.service.shared.model_fingerprint import fingerprint as model_fingerprint
+from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
+from kvstitch.service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
+from kvstitch.service.worker.forward.kv_placement import write_rows
+from kvstitch.service.worker.forward.prefill import Capture
+from kvstitch.service.worker.forward.selfcheck import check as start_up_check
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.methods.bases.eviction import evict
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from kvstitch.service.worker.methods.fusion.full_reuse import Method as FullReuse
+from kvstitch.service.worker.methods.fusion.legolink import Method as LegoLink
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.registry import (
     add_folder,
     eviction_methods,
     fusion_methods,
     make_eviction,
     make_fusion,
 )
-from service.worker.model.addressing import Address, Addressing
-from service.worker.model.attention import attend_rows, weighted_values
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.load import default_pool_tokens, lacks_memory, no_memory, set_threads
-from service.worker.model.load import load as load_model
-from service.worker.model.model_facts import full_prefill as full_prefill_flops
-from service.worker.model.model_facts import read_calibration
-from service.worker.sequences.reuse import HistoryKV
+from kvstitch.service.worker.model.addressing import Address, Addressing
+from kvstitch.service.worker.model.attention import attend_rows, weighted_values
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.load import (
+    default_pool_tokens,
+    lacks_memory,
+    no_memory,
+    set_threads,
+)
+from kvstitch.service.worker.model.load import load as load_model
+from kvstitch.service.worker.model.model_facts import full_prefill as full_prefill_flops
+from kvstitch.service.worker.model.model_facts import read_calibration
+from kvstitch.service.worker.sequences.reuse import HistoryKV
 
 __all__ = [
     "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 
 POOL = "pool"
 """What reports and metrics call the place of KV that an earlier prompt left."""

@@ -13,7 +13,7 @@ import torch  # noqa: F401  the kernels use its OpenMP
 from demo.client import ServiceError
 from demo.process import claim, free_port, left_running, stop_left
 from demo.scenario import documents
-from service.worker.kernels.cpu.native import why_missing
+from kvstitch.service.worker.kernels.cpu.native import why_missing
 from tests.e2e.models import tiny
 
 TIMEOUT_SECONDS = 900.0

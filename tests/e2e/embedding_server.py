@@ -11,7 +11,7 @@ import threading
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from retriever import LocalEmbedder
+from kvstitch.retriever import LocalEmbedder
 
 # Settings of a service that embeds in its own process, as it does by default.
 IN_PROCESS = {"embedder_url": ""}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from service.plugins import hooks
+from kvstitch.service.plugins import hooks
 from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,

@@ -31,7 +31,14 @@ class SharedWorker:
             return
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
-        command = [*preloaded.python(), "-m", "service.cli", "worker", "--listen", self.address]
+        command = [
+            *preloaded.python(),
+            "-m",
+            "kvstitch.service.cli",
+            "worker",
+            "--listen",
+            self.address,
+        ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import redis
 
-from kvstore import SsdTier, TieredStore
+from kvstitch.kvstore import SsdTier, TieredStore
 from tests import preloaded
 from tests.e2e.conftest import Documents
 from tests.e2e.service import HANG_S, Service, tiers
@@ -119,7 +119,8 @@ def test_it_serves_after_a_restart_and_not_with_another_key(
     ):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{n.upper()}": str(v) for n, v in settings.items()}
-        command = [*preloaded.python(), "-m", "service.cli", "serve", "--model", str(model),
+        command = [*preloaded.python(), "-m", "kvstitch.service.cli", "serve",
+                   "--model", str(model),
                    "--data-dir", str(data), "--port", "1"]  # fmt: skip
         ended = subprocess.run(
             command,
@@ -146,7 +147,8 @@ def test_a_tenants_key_is_deleted_and_rotated(
     def run(*command: str) -> Any:
         environment = os.environ | {"KVSTITCH_ENCRYPTION_KEY_FILE": str(key), "KVSTITCH_AUDIT": "1"}
         ended = subprocess.run(
-            [*preloaded.python(), "-m", "service.cli", *command, "--data-dir", str(data), "--json"],
+            [*preloaded.python(), "-m", "kvstitch.service.cli", *command,
+             "--data-dir", str(data), "--json"],
             capture_output=True, text=True, env=environment, timeout=HANG_S, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
@@ -196,6 +198,14 @@ def test_a_tenants_key_is_deleted_and_rotated(
 
 def _audit(data: Path) -> list[dict[str, Any]]:
     environment = os.environ | {"KVSTITCH_AUDIT": "1"}
-    command = [*preloaded.python(), "-m", "service.cli", "audit", "export", "--data-dir", str(data)]
+    command = [
+        *preloaded.python(),
+        "-m",
+        "kvstitch.service.cli",
+        "audit",
+        "export",
+        "--data-dir",
+        str(data),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return [json.loads(line) for line in ended.stdout.splitlines() if "action" in line]

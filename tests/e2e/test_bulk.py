@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from kvstitch.service.settings import load
 from kvstitch_ray.bulk.actor import RangeActor
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Run
 from kvstitch_ray.bulk.sources import source
-from service.settings import load
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.redis_server import RedisServer, redis_server
@@ -36,7 +36,7 @@ COMMAND = """
 import dataclasses, json, sys
 from kvstitch_ray.bulk.records import Order
 from kvstitch_ray.bulk.run import ingest
-from service.settings import load
+from kvstitch.service.settings import load
 order = Order(sys.argv[1], range_documents=8, workers=2)
 outcome = ingest(load(threads=1), order)
 print(json.dumps({**outcome.progress.as_json(), "errors": outcome.errors}))

@@ -45,7 +45,7 @@ def run(service: Service, *given: str, **environment: str) -> subprocess.Complet
     clean = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
     clean["KVSTITCH_URL"] = f"http://127.0.0.1:{service.port}"
     return subprocess.run(
-        [*preloaded.python(), "-m", "service.cli", *given],
+        [*preloaded.python(), "-m", "kvstitch.service.cli", *given],
         capture_output=True, text=True, timeout=2 * HANG_S, env=clean | environment,
     )  # fmt: skip
 
@@ -157,7 +157,7 @@ def test_a_reader_that_leaves_is_no_error(own: Service) -> None:
     os.close(reading)
     url = f"http://127.0.0.1:{own.port}"
     found = subprocess.run(
-        [*preloaded.python(), "-m", "service.cli", "documents", "--url", url],
+        [*preloaded.python(), "-m", "kvstitch.service.cli", "documents", "--url", url],
         stdout=writing, stderr=subprocess.PIPE, timeout=HANG_S,
     )  # fmt: skip
     os.close(writing)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.settings import demo_model
+from kvstitch.service.settings import demo_model
 from tests.e2e.embedding_server import embedding_settings
 from tests.ports import free_port
 
@@ -38,7 +38,7 @@ def test_a_file_configures_logs_and_a_reload(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve"],
+            [sys.executable, "-m", "kvstitch.service.cli", "serve"],
             cwd=tmp_path, env={**environment, "KVSTITCH_CONFIG": str(file)},
             stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
         )  # fmt: skip

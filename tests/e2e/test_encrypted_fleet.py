@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvstore import RedisTier, TieredStore
+from kvstitch.kvstore import RedisTier, TieredStore
 from tests import preloaded
 from tests.e2e.conftest import Documents
 from tests.e2e.service import HANG_S, START_S, Service, tiers
@@ -51,7 +51,8 @@ class Fleet:
         }
         data = str(self.gateways[0].data_dir)
         ended = subprocess.run(
-            [*preloaded.python(), "-m", "service.cli", *command, "--data-dir", data, "--json"],
+            [*preloaded.python(), "-m", "kvstitch.service.cli", *command,
+             "--data-dir", data, "--json"],
             capture_output=True, text=True, env=environment, timeout=START_S, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr

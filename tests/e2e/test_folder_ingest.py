@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvstitch.client import Client
-from service.cli import main
+from kvstitch.service.cli import main
 from tests.e2e import mixed_folder
 from tests.e2e.conftest import Serve
 from tests.e2e.mixed_folder import FILES, INGESTED

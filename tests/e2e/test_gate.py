@@ -18,7 +18,7 @@ BROKEN = '''
 
 from dataclasses import dataclass
 
-from service.worker.methods.api import DenseMethod
+from kvstitch.service.worker.methods.api import DenseMethod
 
 
 @dataclass(frozen=True)

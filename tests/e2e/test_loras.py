@@ -13,8 +13,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from transformers import AutoModelForCausalLM
 
-from service.cli import main
-from service.gateway.auth.keys import KeyStore
+from kvstitch.service.cli import main
+from kvstitch.service.gateway.auth.keys import KeyStore
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.service.worker.lora_folders import write_lora

@@ -114,7 +114,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     embedding = {f"KVSTITCH_{name.upper()}": str(v) for name, v in embedding_settings().items()}
     started = subprocess.run(
-        [*preloaded.python(), "-m", "service.cli", "serve", "--port", "0"],
+        [*preloaded.python(), "-m", "kvstitch.service.cli", "serve", "--port", "0"],
         env={**os.environ, "KVSTITCH_METHODS_DIR": str(nowhere),
              "KVSTITCH_DATA_DIR": str(tmp_path / "data"), **embedding},
         capture_output=True,

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.settings import demo_model
+from kvstitch.service.settings import demo_model
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import Service
 from tests.ops.tools import REPOSITORY

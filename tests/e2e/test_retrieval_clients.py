@@ -21,7 +21,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 from kvstitch import Client, langchain, llama_index
 from kvstitch.client import errors
-from retriever import LocalEmbedder
+from kvstitch.retriever import LocalEmbedder
 from tests.e2e.conftest import Documents
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import demo_or_tiny

@@ -25,7 +25,7 @@ ONLY = {
 
 def make_key(data_dir: Path, tenant: str, *more: str) -> str:
     data_dir.mkdir(exist_ok=True)  # keys are made in the folder of a service
-    command = [*preloaded.python(), "-m", "service.cli", "keys", "create", "--json"]
+    command = [*preloaded.python(), "-m", "kvstitch.service.cli", "keys", "create", "--json"]
     made = subprocess.run(
         [*command, "--data-dir", str(data_dir), "--tenant", tenant, *more],
         capture_output=True,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
-from service.gateway.prompts.tokenizer import ServingTokenizer
+from kvstitch.service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
+from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
 from tests.e2e.conftest import Documents
 from tests.e2e.models import tiny
 from tests.e2e.service import Service

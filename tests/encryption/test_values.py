@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from encryption import keyring
-from encryption.aead import SEALED_BYTES, is_sealed, open_sealed, place, seal
-from encryption.keyring import KEY_ID_BYTES, DataKey, KeyMissing, Keyring, SealBroken
+from kvstitch.encryption import keyring
+from kvstitch.encryption.aead import SEALED_BYTES, is_sealed, open_sealed, place, seal
+from kvstitch.encryption.keyring import KEY_ID_BYTES, DataKey, KeyMissing, Keyring, SealBroken
 
 KEY = DataKey(os.urandom(16), "a", os.urandom(32))
 RING = Keyring([KEY, DataKey(os.urandom(16), "b", os.urandom(32))])

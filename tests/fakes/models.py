@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from tokenizers import Tokenizer
 
-from retriever.embedders import CountedVectors, Vectors
+from kvstitch.retriever.embedders import CountedVectors, Vectors
 
 
 class HashingEmbedder:

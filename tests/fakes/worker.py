@@ -24,10 +24,10 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from service.errors import Overloaded
-from service.gateway.worker_client.supervisor import REFUSED
-from service.messages import wire
-from service.messages.replies import (
+from kvstitch.service.errors import Overloaded
+from kvstitch.service.gateway.worker_client.supervisor import REFUSED
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import (
     Done,
     Explained,
     Failed,
@@ -43,8 +43,8 @@ from service.messages.replies import (
     TokenLogprobs,
     Tokens,
 )
-from service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
-from service.messages.requests import (
+from kvstitch.service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
+from kvstitch.service.messages.requests import (
     Abort,
     AskGate,
     ChunkTokens,
@@ -60,8 +60,8 @@ from service.messages.requests import (
     Shutdown,
     ToWorker,
 )
-from service.shared import fleet_secret
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.worker_settings import WorkerSettings
 
 RATIO = {"type": "number", "default": 0.15, "doc": "share to recompute", "ge": 0, "le": 1}
 BUDGET = {"type": "integer", "default": 1024, "doc": "entries kept per head", "ge": 1}

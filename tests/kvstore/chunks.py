@@ -5,11 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvstore import ChunkHeader, ChunkSpec, EncodedBlocks, EncodedChunk, chunk_key, encode_chunk
-from kvstore.format.buffers import gather, total_bytes
-from kvstore.format.chunk import BlockSelection, selection_ranges
-from kvstore.format.chunk_header import UNNAMED
-from kvstore.format.tensor_layout import TensorEntry, encoded_layer, tensor_layout
+from kvstitch.kvstore import (
+    ChunkHeader,
+    ChunkSpec,
+    EncodedBlocks,
+    EncodedChunk,
+    chunk_key,
+    encode_chunk,
+)
+from kvstitch.kvstore.format.buffers import gather, total_bytes
+from kvstitch.kvstore.format.chunk import BlockSelection, selection_ranges
+from kvstitch.kvstore.format.chunk_header import UNNAMED
+from kvstitch.kvstore.format.tensor_layout import TensorEntry, encoded_layer, tensor_layout
 
 
 def make_spec(

@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt
-from kvstore.format.buffers import ByteRange, gather, total_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader
-from kvstore.store import TieredStore
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstitch.kvstore.errors import ChunkCorrupt
+from kvstitch.kvstore.format.buffers import ByteRange, gather, total_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.store import TieredStore
+from kvstitch.kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 
 
 class FakeTier:

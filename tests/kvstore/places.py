@@ -3,8 +3,8 @@
 import redis
 import torch
 
-from kvstore import MemoryTier, RedisTier, SsdTier
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_key, make_spec, tensors_of
 
 KEY = make_key()

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from kvstore.coordination import DeletionEpoch, SingleFlight
+from kvstitch.kvstore.coordination import DeletionEpoch, SingleFlight
 
 
 def test_overlapping_calls_share_one_result():

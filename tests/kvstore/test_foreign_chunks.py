@@ -6,9 +6,9 @@ import os
 import pytest
 import redis
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.format.chunk_header import VERSION
-from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.format.chunk_header import VERSION
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, same_chunk
 from tests.kvstore.format.test_chunk_header import reseal
 from tests.kvstore.test_store_extras import OTHER, SKETCH, holds

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvstore import SsdTier, encode_chunk
-from kvstore.format.codecs import codec_names
+from kvstitch.kvstore import SsdTier, encode_chunk
+from kvstitch.kvstore.format.codecs import codec_names
 from tests.kvstore.chunks import make_key, make_spec, make_tensors
 
 pytestmark = [

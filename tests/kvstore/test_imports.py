@@ -10,8 +10,8 @@ absent = "redis fastapi pydantic faiss transformers msgspec"
 for name in absent.split():
     sys.modules[name] = None
 import torch
-import kvstore
-from kvstore import ChunkSpec, MemoryTier, RedisTier, TierError, TieredStore, encode_chunk
+from kvstitch import kvstore
+from kvstitch.kvstore import ChunkSpec, MemoryTier, RedisTier, TierError, TieredStore, encode_chunk
 spec = ChunkSpec("f", "raw", "float32", 1, 1, 2, 3)
 chunk = encode_chunk(spec, [torch.ones(3, 1, 2)], [torch.ones(3, 1, 2)])
 with TieredStore([MemoryTier(1 << 20)]) as store:
@@ -29,7 +29,8 @@ for tier, advice in (
         assert advice in str(error)
     else:
         raise SystemExit(f"{tier.name} started without its package")
-assert not [name for name in sys.modules if name.split(".")[0] in ("service", "retriever")]
+others = ("kvstitch.service", "kvstitch.retriever")
+assert not [name for name in sys.modules if name.startswith(others)]
 """
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from encryption.keyring import DataKey, Keyring
-from kvstore import EncodedChunk, MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.format.chunk_header import parse_header
-from kvstore.format.sealed_chunk import seal_chunk
-from kvstore.tiers.base import Tier
-from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
+from kvstitch.encryption.keyring import DataKey, Keyring
+from kvstitch.kvstore import EncodedChunk, MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.format.chunk_header import parse_header
+from kvstitch.kvstore.format.sealed_chunk import seal_chunk
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 
 SKETCH = {"mean": torch.arange(40.0)}

@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from kvstore import (
+from kvstitch.kvstore import (
     ChunkCorrupt,
     ChunkSpecError,
     MemoryTier,

@@ -5,8 +5,8 @@ import os
 import pytest
 import redis
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.format.chunk import block_selection, selection_ranges
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.format.chunk import block_selection, selection_ranges
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
 from tests.kvstore.places import EVERYTHING, KEY, PICKED, check, spec_of

@@ -8,7 +8,7 @@ import pytest
 import redis
 import torch
 
-from kvstore import (
+from kvstitch.kvstore import (
     BadBlock,
     ChunkSpecError,
     MemoryTier,
@@ -18,8 +18,8 @@ from kvstore import (
     TierError,
     TierTimeout,
 )
-from kvstore.tiers.base import Tier
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk, tensors_of
 from tests.kvstore.places import KEY, PICKED, check, spec_of
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from kvstore import MemoryTier, TieredStore
-from kvstore.coordination import QueueLimits
+from kvstitch.kvstore import MemoryTier, TieredStore
+from kvstitch.kvstore.coordination import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
 

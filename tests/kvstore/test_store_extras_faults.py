@@ -5,16 +5,16 @@ import time
 
 import pytest
 
-from kvstore import (
+from kvstitch.kvstore import (
     MemoryTier,
     SsdTier,
     TieredStore,
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.extra_tensors import encode_extra
-from kvstore.tier_caller import BreakerSettings
-from kvstore.tiers.ssd.directory_scan import extra_path
+from kvstitch.kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore.tiers.ssd.directory_scan import extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds
 

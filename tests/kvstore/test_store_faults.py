@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvstore import (
+from kvstitch.kvstore import (
     MemoryTier,
     RedisTier,
     SsdTier,
@@ -15,8 +15,8 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.tier_caller import BreakerSettings
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier, let_cool_down
 from tests.redis_server import redis_server

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstore.tier_caller import BreakerSettings, CircuitBreaker
+from kvstitch.kvstore.tier_caller import BreakerSettings, CircuitBreaker
 
 
 class Clock:

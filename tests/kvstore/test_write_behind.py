@@ -3,11 +3,11 @@ import time
 
 import pytest
 
-from kvstore import TierError
-from kvstore.coordination import QueueLimits, WriteBehindQueue
-from kvstore.fault_tolerant_tier import FaultTolerantTier
-from kvstore.format.extra_tensors import encode_extra
-from kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore import TierError
+from kvstitch.kvstore.coordination import QueueLimits, WriteBehindQueue
+from kvstitch.kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstitch.kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore.tier_caller import BreakerSettings
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.fake_tier import FakeTier
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from service.shared.metrics import METRICS
+from kvstitch.service.shared.metrics import METRICS
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DASHBOARDS = DOCKER / "grafana" / "dashboards"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.settings import all_settings, load
+from kvstitch.service.settings import all_settings, load
 from tests.ops import tools
 from tests.ops.conftest import KUBERNETES, Rendered
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.settings import all_settings, load
+from kvstitch.service.settings import all_settings, load
 from tests.ops import tools
 
 PROFILES = ("", "gpu", "monitoring", "load", "fleet", "gpu,monitoring,load,fleet")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import all_settings, load
+from kvstitch.service.settings import all_settings, load
 from tests.ops import tools
 from tests.ops.conftest import Rendered
 from tests.ops.test_chart import EVERY, one, pods

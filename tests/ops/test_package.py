@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from service.worker.kernels.cpu import build
+from kvstitch.service.worker.kernels.cpu import build
 from tests.ops import tools
 
-FOLDER = Path("service/worker/kernels/cpu")
+FOLDER = Path("kvstitch/service/worker/kernels/cpu")
 SETUPTOOLS: dict[str, Any] = tomllib.loads((tools.REPOSITORY / "pyproject.toml").read_text())[
     "tool"
 ]["setuptools"]
-SERVED = {"encryption", "service", "kvstore", "retriever", "kvstitch"}
+SERVED = ("encryption", "service", "kvstore", "retriever", "kvstitch")
 # Setuptools' own list of what it would copy into a wheel, without building anything.
 LIST_FILES = """
 import json, sys
@@ -45,7 +45,9 @@ def test_one_module_is_built_from_all_sources_anew_when_a_header_changes() -> No
 
 
 def test_sources_and_headers_are_in_the_package() -> None:
-    assert {"src/*.c", "src/*.h"} <= set(SETUPTOOLS["package-data"]["service.worker.kernels.cpu"])
+    assert {"src/*.c", "src/*.h"} <= set(
+        SETUPTOOLS["package-data"]["kvstitch.service.worker.kernels.cpu"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,12 @@ def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[PurePath]:
 
 
 def test_the_wheel_has_what_serves_and_nothing_else(wheel_files: set[PurePath]) -> None:
-    assert {path.parts[0] for path in wheel_files} == SERVED
+    assert {path.parts[0] for path in wheel_files} == {"kvstitch"}
     expected = {
-        path.relative_to(tools.REPOSITORY)
+        PurePath("kvstitch")
+        / path.relative_to(tools.REPOSITORY).relative_to(
+            "kvstitch" if package == "kvstitch" else ""
+        )
         for package in SERVED
         for path in (tools.REPOSITORY / package).rglob("*")
         if path.is_file() and path.suffix not in {".pyc", ".so"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.shared.metrics import METRICS
+from kvstitch.service.shared.metrics import METRICS
 from tests.ops import expressions, tools
 
 TESTS = sorted(Path(__file__).with_name("rules").glob("*_test.yml"))

@@ -95,7 +95,7 @@ def url(rendered: Rendered, redis: str, tmp_path_factory: pytest.TempPathFactory
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*preloaded.python(), "-m", "service.cli", "serve"],
+            [*preloaded.python(), "-m", "kvstitch.service.cli", "serve"],
             env=env, stdout=log, stderr=log, cwd=tools.REPOSITORY,
         )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
@@ -174,7 +174,7 @@ def test_the_corpus_is_ingested_and_reaches_redis(
     assert "exec sleep infinity" in script
     script = script.replace("exec sleep infinity", "true")
     script = script.replace(
-        "kvstitch ingest", f"{shlex.quote(sys.executable)} -m service.cli ingest"
+        "kvstitch ingest", f"{shlex.quote(sys.executable)} -m kvstitch.service.cli ingest"
     )
     done = subprocess.run(
         [shell, flag, script], capture_output=True, text=True, cwd=tools.REPOSITORY, timeout=START_S

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from service.cli import parser
-from service.settings import load, unknown_variables
+from kvstitch.service.cli import parser
+from kvstitch.service.settings import load, unknown_variables
 from tests.ops import tools
 
 UNIT = tools.REPOSITORY / "docker" / "systemd" / "kvstitch.service"

@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 # As the gateway reads an upload: the kind by bytes, media type and name, in a process with limits.
 READ = """
 import asyncio, json, sys
-import service
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.file_kinds import file_kind
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
-from service.settings import load
+from kvstitch import service
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.file_kinds import file_kind
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
+from kvstitch.service.settings import load
 
 assert service.__file__.startswith(sys.prefix), service.__file__
 content = sys.stdin.buffer.read()
@@ -60,7 +60,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"  # building leaves files beside the sources
     for package in SERVED:
         kept = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(tools.REPOSITORY / package, source / package, ignore=kept)
+        shutil.copytree(tools.REPOSITORY / package, source / package, ignore=kept, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(tools.REPOSITORY / name, source)
     run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", source], folder)

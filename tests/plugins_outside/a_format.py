@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:

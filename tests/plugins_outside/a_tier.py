@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvstore import MemoryTier
-from kvstore.tiers.base import TierKind
-from service.shared.worker_settings import MIB, WorkerSettings
+from kvstitch.kvstore import MemoryTier
+from kvstitch.kvstore.tiers.base import TierKind
+from kvstitch.service.shared.worker_settings import MIB, WorkerSettings
 
 
 class Shelf(MemoryTier):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retriever.index.vector_index import VectorIndex
+from kvstitch.retriever.index.vector_index import VectorIndex
 
 
 class CountingIndex(VectorIndex):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from service.plugins import FileFormat, TierKind, hookimpl
+from kvstitch.service.plugins import FileFormat, TierKind, hookimpl
 
 HERE = "tests.plugins_outside"
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from encryption.keyring import Keyring
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.service.errors import InvalidRequest, InvalidSetting
+from kvstitch.service.gateway.answers.response import SOURCE_OF_TIER
+from kvstitch.service.plugins import VARIABLE, tiers
+from kvstitch.service.settings import load
+from kvstitch.service.worker.loading.cost_model import TierEstimates
+from kvstitch.service.worker.methods.registry import make_fusion
+from kvstitch.service.worker.server.composition import open_store
 from kvstitch_doctor.connections import check_tiers
-from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.answers.response import SOURCE_OF_TIER
-from service.plugins import VARIABLE, tiers
-from service.settings import load
-from service.worker.loading.cost_model import TierEstimates
-from service.worker.methods.registry import make_fusion
-from service.worker.server.composition import open_store
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.plugins_outside import a_method, an_index
 from tests.service.gateway.model_folders import make_folder

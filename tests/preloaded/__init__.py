@@ -1,13 +1,14 @@
 """Services that start in a tenth of the time: their processes are forks of one that has imported
 all that they need.
 
-    [*preloaded.python(), "-m", "service.cli", "serve"]      in place of sys.executable
+    [*preloaded.python(), "-m", "kvstitch.service.cli", "serve"]      in place of sys.executable
 
 Most of what a start costs is importing torch, transformers and FastAPI, in two processes. `python`
-names a small program that takes the place of the interpreter: for `-m service.cli` and
-`-m service.worker` it asks the forking process (`parent.py`) for a child with its arguments,
-environment, working directory and standard streams; it passes signals on, and ends as the child
-ends. If it is killed, the child is killed too. Everything else it hands to the real interpreter.
+names a small program that takes the place of the interpreter: for `-m kvstitch.service.cli` and
+`-m kvstitch.service.worker` it asks the forking process (`parent.py`) for a child with its
+arguments, environment, working directory and standard streams; it passes signals on, and ends as
+the child ends. If it is killed, the child is killed too. Everything else it hands to the real
+interpreter.
 
 Apart from how they begin, these are real processes. Tests of the start itself, of memory, and of
 stopped processes (SIGSTOP) use sys.executable.

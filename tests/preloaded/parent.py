@@ -21,9 +21,9 @@ from typing import NoReturn
 
 # The worker's first: torch reads how its threads wait when it is loaded.
 PRELOADED = (
-    "service.worker.__main__",
-    "service.gateway.server",
-    "service.cli.serve",
+    "kvstitch.service.worker.__main__",
+    "kvstitch.service.gateway.server",
+    "kvstitch.service.cli.serve",
     "mcp.server.streamable_http_manager",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
@@ -144,7 +144,7 @@ def main() -> None:
     sys.executable = sys.argv[2]  # what a service starts is forked here, too
     for module in PRELOADED:
         importlib.import_module(module)
-    from service.worker.model.load import lean_import
+    from kvstitch.service.worker.model.load import lean_import
 
     with lean_import():  # as a worker does when it loads one
         import transformers.models.qwen2.modeling_qwen2  # noqa: F401

@@ -12,7 +12,7 @@ import socket
 import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-FORKED = (["-m", "service.cli"], ["-m", "service.worker"])
+FORKED = (["-m", "kvstitch.service.cli"], ["-m", "kvstitch.service.worker"])
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
-from retriever.boundaries import TokenCounter
-from retriever.catalog.tables import catalog_database
-from retriever.sql.database import Database
+from kvstitch.retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
+from kvstitch.retriever.boundaries import TokenCounter
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, TokenizerCounter, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"

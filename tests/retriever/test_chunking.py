@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from retriever import boundaries
-from retriever.boundaries import WINDOW, TokenCounter, is_inside_character
-from retriever.chunking import ChunkSettings, ChunkSpan
-from retriever.errors import InvalidDocument, SplitStopped
+from kvstitch.retriever import boundaries
+from kvstitch.retriever.boundaries import WINDOW, TokenCounter, is_inside_character
+from kvstitch.retriever.chunking import ChunkSettings, ChunkSpan
+from kvstitch.retriever.errors import InvalidDocument, SplitStopped
 from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")

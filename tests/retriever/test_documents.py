@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from retriever.documents import Document, document_revision, validate_document
-from retriever.errors import InvalidDocument
+from kvstitch.retriever.documents import Document, document_revision, validate_document
+from kvstitch.retriever.errors import InvalidDocument
 
 DOCUMENT = Document("a", "text", "title", {"x": 1, "y": [None, "é"]})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from retriever import Document, Retriever, SearchMode
-from retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query, question_of
-from retriever.index.full_text import searched_terms
-from retriever.search import MAX_FUSED_SCORE, FusedHit, exact_first
+from kvstitch.retriever import Document, Retriever, SearchMode
+from kvstitch.retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query, question_of
+from kvstitch.retriever.index.full_text import searched_terms
+from kvstitch.retriever.search import MAX_FUSED_SCORE, FusedHit, exact_first
 from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)

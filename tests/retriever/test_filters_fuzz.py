@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever.errors import InvalidQuery
-from retriever.filters import parse_filter
+from kvstitch.retriever.errors import InvalidQuery
+from kvstitch.retriever.filters import parse_filter
 
 NAMES = st.sampled_from(
     [

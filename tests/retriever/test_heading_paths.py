@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from retriever import Document, Mark
-from retriever.chunking import ChunkSpan
-from retriever.embedders import Vectors
-from retriever.ingest import MAX_PATH_CHARS, heading_paths
+from kvstitch.retriever import Document, Mark
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.ingest import MAX_PATH_CHARS, heading_paths
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 

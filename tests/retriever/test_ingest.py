@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retriever import Document
-from retriever.embedders import Vectors
-from retriever.errors import EmbedderError, InvalidDocument
-from retriever.ingest import EmbeddedDocument
+from kvstitch.retriever import Document
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.errors import EmbedderError, InvalidDocument
+from kvstitch.retriever.ingest import EmbeddedDocument
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 

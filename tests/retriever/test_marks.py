@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retriever import ChunkSettings, Document, Mark, Retriever, Scope
-from retriever.errors import InvalidDocument
+from kvstitch.retriever import ChunkSettings, Document, Mark, Retriever, Scope
+from kvstitch.retriever.errors import InvalidDocument
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 INTRO, ONE, TWO = "before all\n\n", "the red fox hunts\n\n", "an owl sleeps\n\n"

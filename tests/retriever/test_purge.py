@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever import Document, Scope
+from kvstitch.retriever import Document, Scope
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 

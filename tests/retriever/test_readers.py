@@ -7,11 +7,11 @@ from itertools import combinations
 
 import pytest
 
-from retriever import Document, Scope
-from retriever.catalog.reading_groups import Remembered
-from retriever.documents import CatalogState
-from retriever.errors import DocumentHidden, InvalidDocument
-from retriever.scope import EVERYTHING, View, joined_readers
+from kvstitch.retriever import Document, Scope
+from kvstitch.retriever.catalog.reading_groups import Remembered
+from kvstitch.retriever.documents import CatalogState
+from kvstitch.retriever.errors import DocumentHidden, InvalidDocument
+from kvstitch.retriever.scope import EVERYTHING, View, joined_readers
 from tests.postgresql_server import DATABASES
 from tests.retriever.conftest import OpenRetriever
 

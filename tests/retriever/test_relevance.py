@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from retriever import Chunk, ChunkSettings, Document, LocalEmbedder, Passage, Retriever
-from retriever.relevance import FLOOR, Evidence, evidence, relevance, weighty_words
-from retriever.scope import Scope
+from kvstitch.retriever import Chunk, ChunkSettings, Document, LocalEmbedder, Passage, Retriever
+from kvstitch.retriever.relevance import FLOOR, Evidence, evidence, relevance, weighty_words
+from kvstitch.retriever.scope import Scope
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 TEXTS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from retriever import Chunk, EndpointReranker, Passage, Reranked, rerank
-from retriever.errors import RerankerError
+from kvstitch.retriever import Chunk, EndpointReranker, Passage, Reranked, rerank
+from kvstitch.retriever.errors import RerankerError
 from tests.fakes.models import OverlapReranker
 from tests.retriever.http_endpoint import Answer, endpoint
 

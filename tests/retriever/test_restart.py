@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from retriever import ChunkSettings, DocFilter, Document, Retriever
-from retriever.index.vector_index import VectorIndex
+from kvstitch.retriever import ChunkSettings, DocFilter, Document, Retriever
+from kvstitch.retriever.index.vector_index import VectorIndex
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 DOCUMENTS = [Document(f"d{n}", f"text number {n} of several. " * 10) for n in range(10)]
@@ -132,7 +132,7 @@ def test_change_by_another_process_is_noticed_at_the_next_change(saved: Path) ->
 ENDLESS_INGEST = """
 import sys
 from pathlib import Path
-from retriever import *
+from kvstitch.retriever import *
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 folder, turn = Path(sys.argv[1]), sys.argv[2]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
-from retriever.boundaries import TokenCounter
-from retriever.errors import EmbedderMismatch, InvalidQuery, NotOpen
-from retriever.filters import parse_filter
-from retriever.index.vector_index import VectorIndex
+from kvstitch.retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
+from kvstitch.retriever.boundaries import TokenCounter
+from kvstitch.retriever.errors import EmbedderMismatch, InvalidQuery, NotOpen
+from kvstitch.retriever.filters import parse_filter
+from kvstitch.retriever.index.vector_index import VectorIndex
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 

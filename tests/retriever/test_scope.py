@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from retriever import DocFilter, Document, Scope, parse_filter
-from retriever.errors import InvalidQuery
+from kvstitch.retriever import DocFilter, Document, Scope, parse_filter
+from kvstitch.retriever.errors import InvalidQuery
 from tests.retriever.conftest import OpenRetriever
 
 SCOPES = [Scope(tenant, name) for tenant, name in product(("", "acme", "bolt"), ("default", "x"))]

@@ -15,7 +15,7 @@ from threading import Barrier
 
 from tokenizers import Tokenizer, models
 
-from retriever.embedders import keep_no_words
+from kvstitch.retriever.embedders import keep_no_words
 
 def held():
     ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

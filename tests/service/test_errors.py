@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from service import errors
-from service.errors import KvstitchError, Unroutable, UnsupportedMediaType
+from kvstitch.service import errors
+from kvstitch.service.errors import KvstitchError, Unroutable, UnsupportedMediaType
 
 LINE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+) +(?P<status>\d{3}|4xx)  (?P<code>\S+)")
 

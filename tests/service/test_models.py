@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ModelRefused
-from service.models import find_model, prepare_model
-from service.settings import demo_model, load
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.models import find_model, prepare_model
+from kvstitch.service.settings import demo_model, load
 from tests.service.gateway.model_folders import make_folder
 
 

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.messages import wire
-from service.messages.replies import FromWorker
-from service.messages.requests import (
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import FromWorker
+from kvstitch.service.messages.requests import (
     Abort,
     ChunkTokens,
     Generate,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.messages import wire
-from service.messages.replies import Failed, Holdings, ModelInfo, Purged, Ready, Stats
-from service.messages.requests import (
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import Failed, Holdings, ModelInfo, Purged, Ready, Stats
+from kvstitch.service.messages.requests import (
     Abort,
     ChunkTokens,
     Generate,
@@ -25,7 +25,7 @@ from service.messages.requests import (
     Purge,
     Sampling,
 )
-from service.messages.wire import KNOWN_PROTOCOLS, PROTOCOL
+from kvstitch.service.messages.wire import KNOWN_PROTOCOLS, PROTOCOL
 
 MODEL: dict[str, Any] = {
     "name": "demo", "fingerprint": "0123456789abcdef", "family": "llama", "layers": 12,

@@ -31,7 +31,7 @@ class Life:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in settings.items()}
         environment |= {"PYTHONPATH": str(CHILD), "CHAOS_FAULTS": str(faults), "TMPDIR": str(tmp)}
-        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port)]
+        command = [sys.executable, "-m", "kvstitch.service.cli", "serve", "--port", str(port)]
         self._log, self._log_from = log, log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -78,7 +78,7 @@ class Life:
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 for pid in map(int, task.read_text().split()):
-                    if b"service.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    if b"kvstitch.service.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                         return pid
         return None
 

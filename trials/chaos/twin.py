@@ -45,7 +45,7 @@ class Twin:
 def make_key(data_dir: Path, tenant: str) -> str:
     """An API key of a tenant, made as an operator makes it."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "service.cli", "keys", "create", "--json"]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "keys", "create", "--json"]
     made = subprocess.run(
         [*command, "--data-dir", str(data_dir), "--tenant", tenant],
         capture_output=True,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk, ExtraOutcome, ReadOutcome
-from kvstore.format.codecs import codec_names
+from kvstitch.kvstore import EncodedChunk, ExtraOutcome, ReadOutcome
+from kvstitch.kvstore.format.codecs import codec_names
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 VARIANTS = 2  # two workers may compute the same chunk with different low bits

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore import RedisTier, SsdTier, TieredStore
-from kvstore.format.chunk_identity import is_chunk_key
+from kvstitch.kvstore import RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.format.chunk_identity import is_chunk_key
 from tests.kvstore.places import check
 from trials.store.contents import EXTRA, Entry, make_entries
 from trials.store.damage import Damage, Effect

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.format.chunk_header import VERSION, parse_header
-from kvstore.format.safetensors_header import header_bytes
-from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
+from kvstitch.kvstore.format.chunk_header import VERSION, parse_header
+from kvstitch.kvstore.format.safetensors_header import header_bytes
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.format.test_chunk_header import reseal
 from trials.store.contents import EXTRA, Entry
 from trials.store.damage import Damage, Effect

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from kvstore import RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore import RedisTier, SsdTier, TieredStore
 from trials.store.contents import EXTRA, EXTRA_VERSIONS, make_entries
 from trials.store.journal import Journal
 from trials.store.kill_points import KillPoint

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.format.chunk_header import VERSION
+from kvstitch.kvstore.format.chunk_header import VERSION
 from tests.kvstore.format.test_chunk_header import reseal
 from trials.store.contents import EXTRA, Entry
 from trials.store.damage import Damage, Effect

@@ -10,8 +10,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.tiers.base import Tier
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.tiers.base import Tier
 from trials.store.contents import EXTRA, EXTRA_VERSIONS, VARIANTS, Entry
 from trials.store.journal import Journal
 from trials.store.kill_points import KillPoint

@@ -16,9 +16,9 @@ from benchmarks.peers.dialects import Kvstitch
 from benchmarks.peers.prompts import CHUNK_TOKENS, PREFIX_MODE
 from benchmarks.peers.servers.own_process import OwnProcess
 from benchmarks.peers.servers.peer import About, Conditions
+from kvstitch.service.messages.requests import HistoryMode
 from loadtest.local_service import ingest
 from loadtest.traffic.routes import CorpusDocument
-from service.messages.requests import HistoryMode
 
 VANILLA = "kvstitch vanilla"
 METHODS = ("vanilla", "question_scout", "pie")
@@ -36,7 +36,7 @@ class KvstitchServer(OwnProcess):
 
     def command(self, port: int) -> Sequence[str]:
         data = self.conditions.folder / f"data-{self.dialect.method}-{self.dialect.history or ''}"
-        serve = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+        serve = [sys.executable, "-m", "kvstitch.service.cli", "serve", "--host", "127.0.0.1"]
         serve += ["--port", str(port), "--data-dir", str(data)]
         model = self.conditions.model
         if self.conditions.whole_answers:

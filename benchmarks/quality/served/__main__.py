@@ -28,9 +28,9 @@ from benchmarks.quality.tasks import documentation
 from demo.client import ServiceError
 from demo.process import free_port, service
 from kvstitch.client import Client, KvstitchError
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.settings import PREFIX
 from kvstitch_tune.records import describe
-from service.errors import InvalidRequest
-from service.settings import PREFIX
 
 SPLITS = ("dev", "test")
 TIMEOUT_S = 600.0

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from retriever import Document
-from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
-from service.settings import Settings
+from kvstitch.retriever import Document
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits
+from kvstitch.service.settings import Settings
 
 _DATA = Path(__file__).resolve().parents[1] / "data"
 PARSERS = 2

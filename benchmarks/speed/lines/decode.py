@@ -17,7 +17,7 @@ from benchmarks.speed.generate import Generate
 from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.setup import Setup
-from service.worker.api import BatchDecoder
+from kvstitch.service.worker.api import BatchDecoder
 
 BATCH = 8
 OURS, EIGHT = "ours, batch 1", "ours, batch 8"

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
-from kvstore import MemoryTier
-from service.messages.replies import Done, TokenItem
-from service.messages.requests import Generate, Method, Sampling
-from service.worker.api import Engine
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.replies import Done, TokenItem
+from kvstitch.service.messages.requests import Generate, Method, Sampling
+from kvstitch.service.worker.api import Engine
 
 STREAMS, STREAM_PROMPT, STREAM_ANSWER, ALONE = 4, 64, 8192, 10
 LONGEST_S = {A3: 120.0, FULL: 12.0}

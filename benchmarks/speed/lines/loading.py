@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
-from kvstore import MemoryTier, SsdTier
-from service.worker.api import Engine
+from kvstitch.kvstore import MemoryTier, SsdTier
+from kvstitch.service.worker.api import Engine
 
 PLAIN, SLOWED = "SSD", "SSD as slow as computing"
 

@@ -9,7 +9,7 @@ from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, answer, place, p
 from benchmarks.speed.outcome import Outcome, at_most
 from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.setup import Setup
-from kvstore import MemoryTier
+from kvstitch.kvstore import MemoryTier
 
 
 def run(setup: Setup) -> Outcome:

@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.speed.engines import A3, FULL, METHODS, PIE, Prompt, Throttled, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
-from kvstore import SsdTier
-from service.worker.api import Engine
+from kvstitch.kvstore import SsdTier
+from kvstitch.service.worker.api import Engine
 
 MB = 1_000_000
 BANDWIDTHS = (1.0, 10.0, 100.0, 1000.0)  # MB/s

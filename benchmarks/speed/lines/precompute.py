@@ -13,8 +13,8 @@ from benchmarks.speed.engines import Prompt, place
 from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
+from kvstitch.kvstore import SsdTier
 from kvstitch_tune.prompts import prefill_ids
-from kvstore import SsdTier
 
 LONG, SHORT, PLAIN = "precompute to SSD", "precompute of short chunks to SSD", "plain prefill"
 SHORT_TOKENS = 128

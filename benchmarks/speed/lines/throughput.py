@@ -22,7 +22,7 @@ from benchmarks.speed.generate import generate_batch
 from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
-from kvstore import MemoryTier
+from kvstitch.kvstore import MemoryTier
 
 OURS, THEIRS = "a3 r=0.15", "transformers generate_batch"
 

@@ -28,7 +28,7 @@ from benchmarks.speed.engines import (
 from benchmarks.speed.outcome import Outcome, at_most
 from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.setup import Setup
-from kvstore import MemoryTier
+from kvstitch.kvstore import MemoryTier
 
 THEIRS = "transformers forward"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.shared.metrics import WORKER_METRICS
+from kvstitch.service.shared.metrics import WORKER_METRICS
 
 WINDOW = "$__rate_interval"
 HIT = "memory|ssd|redis|s3"  # sources of prompt tokens that were not computed

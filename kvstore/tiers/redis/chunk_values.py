@@ -13,19 +13,19 @@ from functools import partial
 
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, TierTimeout
-from kvstore.format.buffers import ByteRange, total_bytes, view_bytes
-from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.format.chunk_identity import MAX_LAYERS, is_chunk_key, require_chunk_key
-from kvstore.tiers.base import ChunkProgress
-from kvstore.tiers.redis.redis_server import (
+from kvstitch.kvstore.errors import ChunkCorrupt, TierTimeout
+from kvstitch.kvstore.format.buffers import ByteRange, total_bytes, view_bytes
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstitch.kvstore.format.chunk_identity import MAX_LAYERS, is_chunk_key, require_chunk_key
+from kvstitch.kvstore.tiers.base import ChunkProgress
+from kvstitch.kvstore.tiers.redis.redis_server import (
     Redirected,
     RedisServer,
     ValueReplies,
     Words,
     error_of_redis,
 )
-from kvstore.tiers.redis.servers import Servers
+from kvstitch.kvstore.tiers.redis.servers import Servers
 
 BATCH_BYTES = 2 << 20  # bytes of values requested at a time
 _REPLICAS_MS = 300  # longest wait for the replicas; below a socket's

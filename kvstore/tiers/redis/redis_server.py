@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.errors import (
+from kvstitch.kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
     KvStoreError,
@@ -25,7 +25,7 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.tier_caller import CircuitBreaker
+from kvstitch.kvstore.tier_caller import CircuitBreaker
 
 Words = tuple[str | int, ...]
 """A command."""

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kvstore.errors import TierError
-from kvstore.format.buffers import BufferPool, ByteRange, view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_identity import require_extra_name
-from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
-from kvstore.tiers.redis.chunk_values import ChunkNames, ChunkRead, RangePlan, delete_keys
-from kvstore.tiers.redis.redis_server import RedisServer, Words
-from kvstore.tiers.redis.servers import Cluster, OneServer, Servers, SlotMoving, call_each
+from kvstitch.kvstore.errors import TierError
+from kvstitch.kvstore.format.buffers import BufferPool, ByteRange, view_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.format.chunk_identity import require_extra_name
+from kvstitch.kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
+from kvstitch.kvstore.tiers.redis.chunk_values import ChunkNames, ChunkRead, RangePlan, delete_keys
+from kvstitch.kvstore.tiers.redis.redis_server import RedisServer, Words
+from kvstitch.kvstore.tiers.redis.servers import Cluster, OneServer, Servers, SlotMoving, call_each
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
-from kvstore.errors import TierError, TierTimeout, TierUnavailable
-from kvstore.tier_caller import BreakerSettings, CircuitBreaker
-from kvstore.tiers.redis.redis_server import Redirected, RedisServer, redis_errors
+from kvstitch.kvstore.errors import TierError, TierTimeout, TierUnavailable
+from kvstitch.kvstore.tier_caller import BreakerSettings, CircuitBreaker
+from kvstitch.kvstore.tiers.redis.redis_server import Redirected, RedisServer, redis_errors
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,8 +15,8 @@ from functools import partial
 
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, TierUnavailable
-from kvstore.format.buffers import (
+from kvstitch.kvstore.errors import ChunkCorrupt, TierUnavailable
+from kvstitch.kvstore.format.buffers import (
     BufferPool,
     ByteProgress,
     ByteRange,
@@ -24,11 +24,11 @@ from kvstore.format.buffers import (
     total_bytes,
     view_bytes,
 )
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.tiers.base import ChunkProgress
-from kvstore.tiers.ssd.directory_scan import StoredFile
-from kvstore.tiers.ssd.file_io import is_cached, read_fully, read_scattered
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstitch.kvstore.tiers.base import ChunkProgress
+from kvstitch.kvstore.tiers.ssd.directory_scan import StoredFile
+from kvstitch.kvstore.tiers.ssd.file_io import is_cached, read_fully, read_scattered
 
 _PAGE = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this
 _STEP = 1 << 20  # bytes per read from the page cache: still in the CPU's cache when verified

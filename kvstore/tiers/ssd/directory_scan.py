@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.errors import ChunkCorrupt, ChunkError, ChunkRefused
-from kvstore.format.chunk_header import parse_header
-from kvstore.format.chunk_identity import is_chunk_key, is_extra_name
-from kvstore.format.extra_tensors import extra_file_bytes
-from kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
-from kvstore.tiers.ssd.file_io import DIRECTORY_MODE, FILE_MODE, open_regular, read_fully
+from kvstitch.kvstore.errors import ChunkCorrupt, ChunkError, ChunkRefused
+from kvstitch.kvstore.format.chunk_header import parse_header
+from kvstitch.kvstore.format.chunk_identity import is_chunk_key, is_extra_name
+from kvstitch.kvstore.format.extra_tensors import extra_file_bytes
+from kvstitch.kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
+from kvstitch.kvstore.tiers.ssd.file_io import DIRECTORY_MODE, FILE_MODE, open_regular, read_fully
 
 SUFFIX = ".safetensors"
 EXTRA_SUFFIX = ".extra"

@@ -24,15 +24,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
-from kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
-from kvstore.tiers.ssd.directory_scan import (
+from kvstitch.kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
+from kvstitch.kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
+from kvstitch.kvstore.tiers.ssd.directory_scan import (
     EXTRA_SUFFIX,
     SUFFIX,
     StoredFile,
     chunk_path,
 )
-from kvstore.tiers.ssd.file_io import FILE_MODE, is_regular, open_regular
+from kvstitch.kvstore.tiers.ssd.file_io import FILE_MODE, is_regular, open_regular
 
 ACCOUNT = ".used"
 MAX_MEMBERS = 64

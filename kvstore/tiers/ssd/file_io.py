@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore.errors import ChunkCorrupt
-from kvstore.format.buffers import ByteProgress
+from kvstitch.kvstore.errors import ChunkCorrupt
+from kvstitch.kvstore.format.buffers import ByteProgress
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700

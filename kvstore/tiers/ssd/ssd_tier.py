@@ -29,16 +29,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
-from kvstore.format.buffers import ByteRange, allocate, view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_identity import require_chunk_key, require_extra_name
-from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
-from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
-from kvstore.tiers.ssd.directory_scan import ScanReport, StoredFile, chunk_path, extra_path
-from kvstore.tiers.ssd.disk_index import DiskIndex, SharedDiskIndex
-from kvstore.tiers.ssd.file_io import (
+from kvstitch.kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
+from kvstitch.kvstore.format.buffers import ByteRange, allocate, view_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader
+from kvstitch.kvstore.format.chunk_identity import require_chunk_key, require_extra_name
+from kvstitch.kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
+from kvstitch.kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
+from kvstitch.kvstore.tiers.ssd.directory_scan import ScanReport, StoredFile, chunk_path, extra_path
+from kvstitch.kvstore.tiers.ssd.disk_index import DiskIndex, SharedDiskIndex
+from kvstitch.kvstore.tiers.ssd.file_io import (
     open_regular,
     read_fully,
     remove_regular,
@@ -46,7 +46,7 @@ from kvstore.tiers.ssd.file_io import (
     write_atomically,
     write_file,
 )
-from kvstore.tiers.ssd.tier_directory import TierDirectory
+from kvstitch.kvstore.tiers.ssd.tier_directory import TierDirectory
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Something that is not ours has the name of a file or of a directory above it.

@@ -8,15 +8,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.errors import TierError, TierUnavailable
-from kvstore.tiers.ssd.directory_scan import (
+from kvstitch.kvstore.errors import TierError, TierUnavailable
+from kvstitch.kvstore.tiers.ssd.directory_scan import (
     LOCK,
     TEMPORARY,
     DirectoryScan,
     ScanReport,
     StoredFile,
 )
-from kvstore.tiers.ssd.file_io import (
+from kvstitch.kvstore.tiers.ssd.file_io import (
     DIRECTORY_MODE,
     lock_file,
     lock_shared,

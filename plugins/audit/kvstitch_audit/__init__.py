@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.plugins import GatewayPart, Tables, Verb, hookimpl
+from kvstitch.service.plugins import GatewayPart, Tables, Verb, hookimpl
 
 FILE = "audit.sqlite3"
 

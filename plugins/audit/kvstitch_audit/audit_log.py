@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from kvstitch.retriever.sql.expressions import Number, among, required, upsert
+from kvstitch.retriever.sql.revisions import Schema
+from kvstitch.service.gateway.service_database import ServiceDatabase, shared_database
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.fields import IS_SET, hidden
 from kvstitch_audit import FILE
 from kvstitch_audit.chain import RETENTION, Event, Head, sealed, written
-from retriever.sql.expressions import Number, among, required, upsert
-from retriever.sql.revisions import Schema
-from service.gateway.service_database import ServiceDatabase, shared_database
-from service.settings import Settings
-from service.settings.fields import IS_SET, hidden
 
 _metadata = sa.MetaData()
 audit_entries = sa.Table(

@@ -19,12 +19,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.http.dependencies import QUESTIONS, take_notes
+from kvstitch.service.gateway.http.problems import respond
 from kvstitch_audit.audit_log import AuditLog, now
 from kvstitch_audit.chain import Event, Head
-from service.errors import KvstitchError
-from service.gateway.auth.access import Principal
-from service.gateway.http.dependencies import QUESTIONS, take_notes
-from service.gateway.http.problems import respond
 
 FORGET_EVERY_S = 3600.0
 

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import WrongArgument
-from service.cli.output import emit
-from service.settings import load
+from kvstitch.service.cli.options import WrongArgument
+from kvstitch.service.cli.output import emit
+from kvstitch.service.settings import load
 
 if TYPE_CHECKING:
     from kvstitch_audit.audit_log import AuditLog

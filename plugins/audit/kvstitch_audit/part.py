@@ -9,15 +9,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 
+from kvstitch.service.errors import Conflict, Forbidden
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.dependencies import GatewayDep, Limit, require_scope
+from kvstitch.service.gateway.http.openapi import error_response
+from kvstitch.service.plugins import GatewayPart
 from kvstitch_audit import FILE
 from kvstitch_audit.audit_log import AuditLog, change, record_changes, recorded
 from kvstitch_audit.audit_trail import AuditTrail, AuditWriter
-from service.errors import Conflict, Forbidden
-from service.gateway.auth.access import Principal
-from service.gateway.composition import Gateway
-from service.gateway.http.dependencies import GatewayDep, Limit, require_scope
-from service.gateway.http.openapi import error_response
-from service.plugins import GatewayPart
 
 Auditing = Annotated[Principal, Depends(require_scope("audit"))]
 router = APIRouter(prefix="/admin", tags=["operations"])

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-import service.gateway.http.routes
+import kvstitch.service.gateway.http.routes
+from kvstitch.service.cli import main
+from kvstitch.service.errors import DiskFull
+from kvstitch.service.gateway.service_database import shared_database
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.settings import all_settings, load
+from kvstitch.service.settings.fields import IS_SET, hidden
 from kvstitch_audit.audit_log import AuditLog, now, recorded
 from kvstitch_audit.audit_trail import ACTIONS
 from kvstitch_audit.chain import GENESIS, RETENTION, Event, Head, sealed, verify, written
 from kvstitch_audit.part import part_of
-from service.cli import main
-from service.errors import DiskFull
-from service.gateway.service_database import shared_database
-from service.messages.requests import Generate
-from service.settings import all_settings, load
-from service.settings.fields import IS_SET, hidden
 from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.rig import Rig, asking, running, until
 from tests_mcp.calls import mcp_call
@@ -106,7 +106,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
 
 def test_every_route_that_is_not_only_read_leaves_entries(rig: Rig) -> None:
     """A new one fails this until it is in ACTIONS, and in CALLS."""
-    folder = service.gateway.http.routes
+    folder = kvstitch.service.gateway.http.routes
     modules = [import_module(f"{folder.__name__}.{m.name}") for m in iter_modules(folder.__path__)]
     routers = [module.router for module in modules]
     routers += chain.from_iterable(part.routers for part in rig.gateway.parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

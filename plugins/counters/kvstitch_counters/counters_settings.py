@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.settings.fields import ADDRESS, RedisUrl
+from kvstitch.service.settings.fields import ADDRESS, RedisUrl
 
 
 class CountersSettings(BaseModel):

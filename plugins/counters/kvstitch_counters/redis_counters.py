@@ -20,9 +20,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from service.errors import InvalidSetting
-from service.gateway.auth.quotas import Rate, RateCounters, UsedUp
-from service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.auth.quotas import Rate, RateCounters, UsedUp
+from kvstitch.service.gateway.prometheus import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import redis
 
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.auth.quotas import MAX_BUCKETS, Limits, Rate, RateCounters
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.settings import load
 from kvstitch_counters import redis_counters
 from kvstitch_counters.redis_counters import RedisCounters
-from service.errors import InvalidSetting
-from service.gateway.auth.quotas import MAX_BUCKETS, Limits, Rate, RateCounters
-from service.gateway.prometheus import GatewayMetrics
-from service.settings import load
 from tests.redis_cluster import redis_cluster
 from tests.redis_server import RedisServer, redis_server
 from tests.service.gateway.rig import Rig, running, until
@@ -297,7 +297,7 @@ def test_two_gateways_let_through_what_one_would(
     folder: Path, server: RedisServer, postgresql_url: str, tmp_path: Path
 ) -> None:
     """Over HTTP: requests of one key at two gateways in turns, and tokens that one has spent."""
-    from service.gateway.databases import key_store
+    from kvstitch.service.gateway.databases import key_store
 
     common: dict[str, Any] = {"database": postgresql_url, "counters_url": server.url}
     with key_store(load(database=postgresql_url)) as keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 
 @hookimpl

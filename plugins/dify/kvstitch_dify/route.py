@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 
 from kvstitch.records.answers import SearchResults
+from kvstitch.service.errors import NotFound
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.answering import json_response, respond_unless_disconnected
+from kvstitch.service.gateway.http.dependencies import CallContextDep, GatewayDep, JsonRoute, note
+from kvstitch.service.plugins import GatewayPart
 from kvstitch_dify import translation
 from kvstitch_dify.translation import Records, Refusal, RetrievalRequest
-from service.errors import NotFound
-from service.gateway.admission import CallContext
-from service.gateway.composition import Gateway
-from service.gateway.http.answering import json_response, respond_unless_disconnected
-from service.gateway.http.dependencies import CallContextDep, GatewayDep, JsonRoute, note
-from service.plugins import GatewayPart
 
 router = APIRouter(route_class=JsonRoute)
 REQUESTS: Any = {

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field
 
 from kvstitch.records.answers import RankedBy, SearchResult
-from retriever.search import MAX_FUSED_SCORE
-from service.errors import InvalidRequest, KvstitchError
-from service.gateway.http.problems import sendable
-from service.gateway.schemas.fields import LENIENT, Unicode
-from service.gateway.schemas.search import SearchRequest
+from kvstitch.retriever.search import MAX_FUSED_SCORE
+from kvstitch.service.errors import InvalidRequest, KvstitchError
+from kvstitch.service.gateway.http.problems import sendable
+from kvstitch.service.gateway.schemas.fields import LENIENT, Unicode
+from kvstitch.service.gateway.schemas.search import SearchRequest
 
 Operator = Literal[
     "contains", "not contains", "start with", "end with", "is", "is not", "in", "not in",

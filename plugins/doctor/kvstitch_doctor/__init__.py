@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Literal
 
-from service.plugins import Verb, hookimpl
+from kvstitch.service.plugins import Verb, hookimpl
 
 
 @hookimpl

@@ -14,13 +14,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.text import Text
 
-import service
+from kvstitch import service
+from kvstitch.service import __version__
+from kvstitch.service.cli.options import add_client_options, add_settings, client, settings_of
+from kvstitch.service.cli.output import console, emit, plain, table
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.settings import unknown_variables
 from kvstitch_doctor import Finding, fail, ok, warn
-from service import __version__
-from service.cli.options import add_client_options, add_settings, client, settings_of
-from service.cli.output import console, emit, plain, table
-from service.errors import KvstitchError
-from service.settings import unknown_variables
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -96,7 +96,7 @@ def _show(findings: list[Finding]) -> None:
 
 def _check_packages() -> Iterator[Finding]:
     """Check the requirements of this checkout, or else of the installed package, without extras."""
-    project = Path(service.__file__).parents[1] / "pyproject.toml"
+    project = Path(service.__file__).parents[2] / "pyproject.toml"
     try:
         if project.is_file():
             texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]

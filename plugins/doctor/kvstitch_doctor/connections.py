@@ -14,20 +14,20 @@ from urllib.parse import urlsplit
 import redis
 
 from kvstitch.client import Client, errors
+from kvstitch.service import __version__
+from kvstitch.service.cli.output import size
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.auth.keys import StoredKey
+from kvstitch.service.gateway.databases import key_store
+from kvstitch.service.gateway.fleet.discovery import look_up
+from kvstitch.service.gateway.server import listen
+from kvstitch.service.plugins import TierKind, load_object, tiers
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared import resources
+from kvstitch.service.shared.fleet_secret import is_loopback
+from kvstitch.service.shared.worker_settings import MIB
 from kvstitch_doctor import Finding, fail, ok, warn
 from kvstitch_doctor.data_folder import served_by
-from service import __version__
-from service.cli.output import size
-from service.errors import KvstitchError
-from service.gateway.auth.keys import StoredKey
-from service.gateway.databases import key_store
-from service.gateway.fleet.discovery import look_up
-from service.gateway.server import listen
-from service.plugins import TierKind, load_object, tiers
-from service.settings import Settings
-from service.shared import resources
-from service.shared.fleet_secret import is_loopback
-from service.shared.worker_settings import MIB
 
 PATIENCE_S = 2.0
 OLDEST_REDIS = (6, 0)
@@ -122,7 +122,7 @@ def check_tiers(settings: Settings) -> Iterator[Finding]:
 
 
 def _tier(settings: Settings, kind: TierKind) -> Finding:
-    from kvstore import TierError  # imports torch
+    from kvstitch.kvstore import TierError  # imports torch
 
     tier = load_object(kind.make)(settings.worker(Path(), ""), False)
     try:

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstitch.retriever import EndpointEmbedder
+from kvstitch.retriever.catalog.tables import SCHEMA
+from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
+from kvstitch.retriever.errors import RetrieverError
+from kvstitch.service.cli.output import size
+from kvstitch.service.settings import Settings
 from kvstitch_doctor import Finding, fail, ok, warn
-from retriever import EndpointEmbedder
-from retriever.catalog.tables import SCHEMA
-from retriever.embedders.sentence_model_folder import SentenceModelFolder
-from retriever.errors import RetrieverError
-from service.cli.output import size
-from service.settings import Settings
 
 GIB = 1024**3
 # Folders of the SSD tier below its own: by the first and second two digits of keys.

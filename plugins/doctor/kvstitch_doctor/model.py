@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstitch_doctor import Finding, fail, ok, warn
-from service.cli.output import size
-from service.errors import InvalidSetting, KvstitchError
-from service.models import find_model, source_of
-from service.plugins import adapters, load_object
-from service.settings import Settings, calibration, demo_model
-from service.shared import model_fingerprint, resources
-from service.shared.worker_settings import MIB
-from service.worker.model.folder_checks import (
+from kvstitch.service.cli.output import size
+from kvstitch.service.errors import InvalidSetting, KvstitchError
+from kvstitch.service.models import find_model, source_of
+from kvstitch.service.plugins import adapters, load_object
+from kvstitch.service.settings import Settings, calibration, demo_model
+from kvstitch.service.shared import model_fingerprint, resources
+from kvstitch.service.shared.worker_settings import MIB
+from kvstitch.service.worker.model.folder_checks import (
     FolderFault,
     config_fault,
     facts,
     read_config,
     weights_fault,
 )
+from kvstitch_doctor import Finding, fail, ok, warn
 
 
 def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _unprepared(settings: Settings) -> Finding:
 
 
 def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
-    from service.gateway.prompts.prompt_builder import PromptBuilder
+    from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
 
     try:
         prompts = PromptBuilder(folder, settings)
@@ -164,7 +164,7 @@ def check_start(settings: Settings) -> Iterator[Finding]:
 
 
 def _start_up(settings: Settings) -> Finding:
-    from service.worker import api
+    from kvstitch.service.worker import api
 
     began = time.monotonic()
     try:
@@ -190,8 +190,8 @@ def _start_up(settings: Settings) -> Finding:
 
 
 def _embedding(settings: Settings) -> Finding:
-    from retriever.errors import RetrieverError
-    from service.gateway.search.async_retriever import make_embedder
+    from kvstitch.retriever.errors import RetrieverError
+    from kvstitch.service.gateway.search.async_retriever import make_embedder
 
     model = make_embedder(settings)
     try:

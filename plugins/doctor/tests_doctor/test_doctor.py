@@ -14,10 +14,10 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from service.cli import main
-from service.gateway.auth.keys import KeyStore
-from service.settings import demo_model
-from service.shared.model_fingerprint import fingerprint
+from kvstitch.service.cli import main
+from kvstitch.service.gateway.auth.keys import KeyStore
+from kvstitch.service.settings import demo_model
+from kvstitch.service.shared.model_fingerprint import fingerprint
 from tests import ports
 from tests.redis_server import redis_server
 from tests.retriever.http_endpoint import endpoint
@@ -87,7 +87,8 @@ def test_all_is_well(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_torch_is_not_loaded(tmp_path: Path) -> None:
-    run = "from service.cli import main; import sys; main(['doctor', '--data-dir', sys.argv[1]])"
+    run = "from kvstitch.service.cli import main; import sys; "
+    run += "main(['doctor', '--data-dir', sys.argv[1]])"
     after = "; print({'torch', 'transformers', 'faiss'} & set(sys.modules))"
     command = [sys.executable, "-c", run + after, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -164,8 +165,10 @@ def test_what_is_known_of_a_model_from_its_config_alone(doctor: Doctor, model: P
 def test_serve_refuses_before_it_imports_the_gateway(model: Path) -> None:
     """So that the sentence comes at once."""
     change(model / "config.json", model_type="of tomorrow")
-    run = "from service.cli import main; import sys; code = main(['serve', '--model', sys.argv[1]])"
-    after = "; print(code, {'fastapi', 'service.gateway.composition', 'torch'} & set(sys.modules))"
+    run = "from kvstitch.service.cli import main; import sys; "
+    run += "code = main(['serve', '--model', sys.argv[1]])"
+    gateway = "kvstitch.service.gateway.composition"
+    after = f"; print(code, {{'fastapi', '{gateway}', 'torch'}} & set(sys.modules))"
     command = [sys.executable, "-c", run + after, str(model)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert found.stdout == "3 set()\n", found

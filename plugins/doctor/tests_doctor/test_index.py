@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvstitch.retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
+from kvstitch.service.settings import Settings
 from kvstitch_doctor.data_folder import check_index
-from retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
-from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.http_endpoint import endpoint
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.plugins import FileFormat, hookimpl
+from kvstitch.service.plugins import FileFormat, hookimpl
 
 _OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 

@@ -10,10 +10,10 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.markup import html
-from service.gateway.documents.parsing.office.formats import open_zip
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.markup import html
+from kvstitch.service.gateway.documents.parsing.office.formats import open_zip
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     LEFT_OUT,
     Bounds,
     ParsedFile,

@@ -12,18 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 from zipfile import ZipFile
 
-from kvstitch_formats.open_document_text import (
-    SKIPPED,
-    Numbers,
-    Paragraphs,
-    Styles,
-    name_of,
-    value,
-)
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.office.drawings import xml_of
-from service.gateway.documents.parsing.office.formats import open_zip
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.office.drawings import xml_of
+from kvstitch.service.gateway.documents.parsing.office.formats import open_zip
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -33,8 +25,16 @@ from service.gateway.documents.parsing.parsed_file import (
     one_line,
     places_warning,
 )
-from service.gateway.documents.parsing.tables.grid import MAX_COLUMNS, Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import MAX_COLUMNS, Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch_formats.open_document_text import (
+    SKIPPED,
+    Numbers,
+    Paragraphs,
+    Styles,
+    name_of,
+    value,
+)
 
 MAX_REPEATED = 1000  # rows that are all alike
 

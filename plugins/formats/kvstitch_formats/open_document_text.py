@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from zipfile import ZipFile
 
-from service.gateway.documents.parsing.formulas import formula
-from service.gateway.documents.parsing.office.docx_styles import written_number
-from service.gateway.documents.parsing.office.drawings import xml_of
+from kvstitch.service.gateway.documents.parsing.formulas import formula
+from kvstitch.service.gateway.documents.parsing.office.docx_styles import written_number
+from kvstitch.service.gateway.documents.parsing.office.drawings import xml_of
 
 _KINDS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 Level = tuple[str, str, str, int, int]

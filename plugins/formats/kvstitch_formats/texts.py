@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from service.gateway.documents.parsing.charsets import decode
-from service.gateway.documents.parsing.markup.text_files import without_picture_data
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing.charsets import decode
+from kvstitch.service.gateway.documents.parsing.markup.text_files import without_picture_data
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
     ParsedFile,
@@ -22,8 +22,8 @@ from service.gateway.documents.parsing.parsed_file import (
     heading,
     one_line,
 )
-from service.gateway.documents.parsing.tables.grid import Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 _ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1*\s*")
 _LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")

@@ -7,8 +7,8 @@ from io import BytesIO
 
 import pytest
 
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
 from kvstitch_formats import epub
-from service.gateway.documents.parsing.parsed_file import Bounds
 from tests.service.gateway.documents.office_files import changed_zip
 from tests_formats.made_files import make_epub
 

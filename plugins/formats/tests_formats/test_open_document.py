@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from kvstitch_formats import open_document
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from tests_formats.made_files import OPEN_DOCUMENT, make_open_document
 
 BOUNDS = Bounds(50, 100_000)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.file_kinds import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.file_kinds import (
     file_kind,
     is_binary,
     media_type_of_suffix,
 )
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
 from tests.service.gateway.documents.office_files import changed_zip, make_docx, make_zip
 from tests.service.plugins.loaded import plugins
 from tests_formats.made_files import make_epub, make_open_document

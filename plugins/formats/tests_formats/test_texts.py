@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
 from kvstitch_formats.texts import parse_asciidoc, parse_rst
-from service.gateway.documents.parsing.parsed_file import Bounds
 
 BOUNDS = Bounds(10, 10_000)
 GRID = """\

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.plugins import ModelSource, Verb, hookimpl
+from kvstitch.service.plugins import ModelSource, Verb, hookimpl
 
 
 @hookimpl

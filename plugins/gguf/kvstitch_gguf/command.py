@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kvstitch.service.cli.options import WrongArgument
+from kvstitch.service.cli.output import console, emit, size, table
+from kvstitch.service.models import find_model, prepare_model
+from kvstitch.service.settings import Settings, load
 from kvstitch_gguf.download import NAMED_MODELS
 from kvstitch_gguf.gguf_source import BYTES_OF, GgufSource, to_stderr
 from kvstitch_gguf.model_cache import ModelCache
-from service.cli.options import WrongArgument
-from service.cli.output import console, emit, size, table
-from service.models import find_model, prepare_model
-from service.settings import Settings, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvstitch.service.errors import ModelRefused, ModelUnavailable
 from kvstitch_gguf.model_cache import file_sha256, write_private
-from service.errors import ModelRefused, ModelUnavailable
 
 
 @dataclass(frozen=True)

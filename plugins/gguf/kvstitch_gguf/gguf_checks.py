@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.gguf_families import (
     KEYS,
     KNOWN_SPLITS,
@@ -22,7 +23,6 @@ from kvstitch_gguf.gguf_families import (
     family_of,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, type_name
-from service.errors import ModelRefused
 
 _FOLDER = "give the model's own folder"
 _TOKENIZERS = ("gpt2", "llama")

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.gguf_checks import YARN, scaling_type
 from kvstitch_gguf.gguf_families import (
     KEYS,
@@ -27,7 +28,6 @@ from kvstitch_gguf.gguf_families import (
     GgufFamily,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, GgufTensor
-from service.errors import ModelRefused
 
 _DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
 # Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.

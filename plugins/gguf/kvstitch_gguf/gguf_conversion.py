@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_config import config_of, weights_of
 from kvstitch_gguf.gguf_families import SINGLE_DIGITS, family_of
 from kvstitch_gguf.gguf_file import GgufHeader, read_header
-from service.errors import ModelRefused
 
 REFUSED = 3
 # Keys of tokens that end an answer, and tokens that end a turn where a chat template writes them:

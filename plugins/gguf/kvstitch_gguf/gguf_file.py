@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from service.errors import ModelRefused
+from kvstitch.service.errors import ModelRefused
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

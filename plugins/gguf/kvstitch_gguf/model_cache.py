@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.errors import ModelRefused
+from kvstitch.service.errors import ModelRefused
 
 PRIVATE = 0o700
 SOURCE_FILE = "source.json"

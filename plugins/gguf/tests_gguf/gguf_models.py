@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvstitch.service.worker.api import load_model, start_up_check
 from kvstitch_gguf.gguf_conversion import convert
-from service.worker.api import load_model, start_up_check
 
 PROMPT = [0, *range(5, 45), 2, 77, 3, 9]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from service.cli import main
+from kvstitch.service.cli import main
 from tests_gguf.gguf_files import tiny_config, write_gguf
 
 

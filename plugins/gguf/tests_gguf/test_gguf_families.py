@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch.service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
 from kvstitch_gguf.gguf_config import config_of
 from kvstitch_gguf.gguf_families import FAMILIES as TABLE
 from kvstitch_gguf.gguf_families import architectures_of, family_of
 from kvstitch_gguf.gguf_file import read_header
 from kvstitch_tune.prompts import prefill_ids
-from service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
 from tests.service.worker.tiny import assert_close
 from tests_gguf.gguf_families import ALWAYS_TIED, FAMILIES
 from tests_gguf.gguf_files import WIDTH, tiny_config, write_gguf

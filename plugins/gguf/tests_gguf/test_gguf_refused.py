@@ -13,10 +13,10 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_conversion import convert
 from kvstitch_gguf.gguf_file import quantisation, read_header
-from service.errors import ModelRefused
 from tests_gguf.gguf_files import TOKENS, tiny_config, write_gguf
 
 

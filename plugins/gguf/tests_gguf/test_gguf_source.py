@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch.service.cli import main
+from kvstitch.service.errors import ModelRefused, ModelUnavailable
 from kvstitch_gguf import download
 from kvstitch_gguf.download import NAMED_MODELS, NamedModel
 from kvstitch_gguf.gguf_source import GgufSource, is_gguf
 from kvstitch_gguf.model_cache import file_sha256
-from service.cli import main
-from service.errors import ModelRefused, ModelUnavailable
 from tests_gguf.gguf_files import tiny_config, write_gguf
 
 

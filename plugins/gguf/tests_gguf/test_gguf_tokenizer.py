@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import load
 from kvstitch_gguf.gguf_conversion import convert
 from kvstitch_gguf.gguf_families import KNOWN_SPLITS, SINGLE_DIGITS
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import load
 from tests_gguf.gguf_files import CHAT_TEMPLATE, PIECES, TOKENS, tiny_config, write_gguf
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.model_cache import Conversion, ModelCache
-from service.errors import ModelRefused
 
 WANTED = Conversion("tiny", "ab" * 32, "bfloat16")
 

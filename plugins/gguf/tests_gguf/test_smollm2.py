@@ -9,14 +9,14 @@ import torch
 from gguf import GGUFReader, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvstitch.service.errors import ModelUnavailable
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import load
+from kvstitch.service.worker.api import load_model
 from kvstitch_gguf.download import NAMED_MODELS, fetch_wheel
 from kvstitch_gguf.gguf_source import GgufSource
 from kvstitch_tune.prompts import prefill_ids
-from service.errors import ModelUnavailable
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import load
-from service.worker.api import load_model
 from tests.service.worker.tiny import assert_close
 from tests_gguf.gguf_files import weights_in
 

@@ -14,6 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvstitch.service.worker.forward.kv_placement import KVPlacer
+from kvstitch.service.worker.kernels.device_kernels import DeviceKernels
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import to_device
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.stored_kv import PlannedShift
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.projection import is_plain
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import (
     attention_scores_gpu,
     index_causal_attention,
@@ -30,15 +39,6 @@ from kvstitch_gpu.recorded_runs import PrefillRecordings
 from kvstitch_gpu.recorded_steps import RecordedSteps
 from kvstitch_gpu.shift_gpu import ShiftPlan
 from kvstitch_gpu.transfers import GROUP_LAYERS, StagedLayers, Transfers
-from service.worker.forward.kv_placement import KVPlacer
-from service.worker.kernels.device_kernels import DeviceKernels
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import to_device
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.stored_kv import PlannedShift
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.projection import is_plain
-from service.worker.model.rope import RotaryTable
 
 
 @dataclass
@@ -129,7 +129,7 @@ class GpuPlacer(KVPlacer):
 
 
 def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
-    """`service.worker.methods.stored_kv.squared_deviation`."""
+    """`kvstitch.service.worker.methods.stored_kv.squared_deviation`."""
     if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
         gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
         # Where nothing is stored, anything may have stood.

@@ -8,8 +8,8 @@ a KV head are the columns of one table, so what is read of a key serves all of t
     result    the spans of a row put together                   a program per row and query head
 
 A program reads keys up to the position of its last row. Those that all of its rows see need no
-mask. The reference is `service.worker.model.attention`. Before its first use on a device the kernel
-is compared with torch's attention (`triton_support`).
+mask. The reference is `kvstitch.service.worker.model.attention`. Before its first use on a device
+the kernel is compared with torch's attention (`triton_support`).
 """
 
 from __future__ import annotations

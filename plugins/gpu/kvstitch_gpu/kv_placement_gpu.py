@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.layout import to_device
 from kvstitch_gpu import triton_support
 from kvstitch_gpu.triton_support import tl
-from service.worker.layout import to_device
 
 CODECS = ("raw", "int8")
 ROWS = 32

@@ -5,7 +5,7 @@ recording serves every prompt of its *bucket*, a number of rows: those behind th
 nothing and write nothing. Layers are placed in the cache before the group that reads them.
 
 Nothing is recorded while a request waits: what a prompt would have used is recorded in spare time
-(a job of `service.worker.engine.scheduler`), and compared there with the layer loop's own
+(a job of `kvstitch.service.worker.engine.scheduler`), and compared there with the layer loop's own
 functions. If one differs or cannot be recorded, all prefills run unrecorded from then on, and a
 warning is logged. Recordings that take longer than the layer loop are not used.
 """
@@ -21,6 +21,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.methods.stored_kv import Probed
+from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch_gpu.recorded_layers import compute, unrecorded
 from kvstitch_gpu.recorded_steps import CudaGraphs, Play, Recorder
 from kvstitch_gpu.recorded_tensors import (
@@ -32,9 +35,6 @@ from kvstitch_gpu.recorded_tensors import (
     key_bucket,
 )
 from kvstitch_gpu.shift_gpu import KernelShift
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.stored_kv import Probed
-from service.worker.model.decoder import DecoderModel
 
 log = logging.getLogger("kvstitch.prefill")
 

@@ -11,6 +11,11 @@ from functools import partial
 
 from torch import Tensor
 
+from kvstitch.service.worker.forward.kv_placement import write_and_rotate
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.model.attention import attend_rows, attend_with_scores
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import PLAIN
 from kvstitch_gpu import (
     attention_scores_gpu,
     index_causal_attention,
@@ -20,11 +25,6 @@ from kvstitch_gpu import (
 )
 from kvstitch_gpu.recorded_tensors import Given, Shape, Tensors
 from kvstitch_gpu.shift_gpu import ShiftPlan
-from service.worker.forward.kv_placement import write_and_rotate
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import PLAIN
 
 
 def supports(decoder: DecoderModel, pool: KVPool) -> bool:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kvstitch.service.worker.forward.attention_pass import AttentionPass, Replayed
+from kvstitch.service.worker.forward.prefill import PromptLoop
+from kvstitch.service.worker.methods.bases.dense import DenseMethod, Probes
+from kvstitch.service.worker.steps import Steps
 from kvstitch_gpu.prefill_graphs import PrefillGraphs
 from kvstitch_gpu.recorded_tensors import Given
 from kvstitch_gpu.shift_gpu import KernelShift
-from service.worker.forward.attention_pass import AttentionPass, Replayed
-from service.worker.forward.prefill import PromptLoop
-from service.worker.methods.bases.dense import DenseMethod, Probes
-from service.worker.steps import Steps
 
 
 class PrefillRecordings(PrefillGraphs):

@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.forward.decode import Batch, Decodable, compute
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch_gpu import ragged_attention_gpu
-from service.worker.forward.decode import Batch, Decodable, compute
-from service.worker.kv.pool import KVPool
-from service.worker.model.decoder import DecoderModel
 
 Play = Callable[[], None]
 Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Play]]
@@ -98,7 +98,7 @@ class RecordedSteps:
     def step(
         self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
-        """`service.worker.forward.decode.decode_step`; the next step overwrites what it returns."""
+        """`decode_step` of the forward pass; the next step overwrites what it returns."""
         if self._record is None:
             return self._compute(Batch.of(sequences, drafts, windows=self._decoder.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.kv.pool import SequenceKV
+from kvstitch.service.worker.layout import to_device
+from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch_gpu import shift_gpu
 from kvstitch_gpu.index_causal_attention import EXTENT
 from kvstitch_gpu.shift_gpu import KernelShift, ShiftPlan
 from kvstitch_gpu.transfers import GROUPS
-from service.worker.kv.pool import SequenceKV
-from service.worker.layout import to_device
-from service.worker.model.decoder import DecoderModel
 
 MAX_ROWS = 3072
 """More rows are computed in several tiles, and take far longer to compute than to launch."""

@@ -1,6 +1,6 @@
 """Rotates queries, and rotates and writes keys with their values, on a GPU, in Triton: one launch
-for what takes torch dozens. The results equal `service.worker.model.rope` bit by bit, which is
-checked before the first use on a device (`triton_support`)."""
+for what takes torch dozens. The results equal `kvstitch.service.worker.model.rope` bit by bit,
+which is checked before the first use on a device (`triton_support`)."""
 
 from __future__ import annotations
 

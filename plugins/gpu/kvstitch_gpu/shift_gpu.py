@@ -15,11 +15,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.layout import to_device
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.stored_kv import PlannedShift, Probed
 from kvstitch_gpu import triton_support
 from kvstitch_gpu.triton_support import tl
-from service.worker.layout import to_device
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.stored_kv import PlannedShift, Probed
 
 # Rows of a program, and probes that it reads at once.
 ROWS, PROBES = 64, 16

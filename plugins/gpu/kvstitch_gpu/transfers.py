@@ -23,11 +23,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from kvstitch.kvstore import ChunkSpec, EncodedBlocks, EncodedChunk
+from kvstitch.kvstore.format.tensor_layout import layer_layout
+from kvstitch.service.worker.methods.layer_view import CachedSegment
 from kvstitch_gpu import kv_placement_gpu
 from kvstitch_gpu.kv_placement_gpu import Placement, StagedSegment
-from kvstore import ChunkSpec, EncodedBlocks, EncodedChunk
-from kvstore.format.tensor_layout import layer_layout
-from service.worker.methods.layer_view import CachedSegment
 
 ALIGNMENT = 256
 """Of segments in the buffer, in bytes; copies and loads are fastest there."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvstitch.service.plugins import hookimpl
+from kvstitch.service.worker.kernels.device_kernels import DeviceKernels
 from kvstitch_gpu.gpu_kernels import GpuKernels
-from service.plugins import hookimpl
-from service.worker.kernels.device_kernels import DeviceKernels
 
 KERNELS: DeviceKernels = GpuKernels()
 

@@ -15,7 +15,7 @@ from benchmarks.launches.__main__ import main
 from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.prefills import METHODS, Case, computed, count, count_decode
 from benchmarks.launches.tally import Tally
-from service.worker.kernels import device_kernels
+from kvstitch.service.worker.kernels import device_kernels
 
 CASE = Case(layers=4, tokens=256, chunks=4)
 # Device operations and waits for the device of one prefill, by method. Fewer is better; the second

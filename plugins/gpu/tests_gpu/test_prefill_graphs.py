@@ -17,6 +17,11 @@ from benchmarks.launches.driver import Recorder, pretended_gpu
 from benchmarks.launches.gpu import CUDA, host
 from benchmarks.launches.prefills import Case, _model, _Move
 from benchmarks.launches.tally import Tally
+from kvstitch.service.worker.api import DecoderModel, decoder_for
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.model.attention import attention_probabilities, weighted_values
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import prefill_graphs
 from kvstitch_gpu.prefill_graphs import PrefillGraphs
 from kvstitch_gpu.recorded_layers import supports
@@ -30,11 +35,6 @@ from kvstitch_gpu.recorded_tensors import (
     layer_groups,
 )
 from kvstitch_gpu.shift_gpu import KernelShift
-from service.worker.api import DecoderModel, decoder_for
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.model.attention import attention_probabilities, weighted_values
-from service.worker.model.rope import RotaryTable
 from tests_gpu.kernels.interpreter import needs_gpu
 
 pytestmark = pytest.mark.exhaustive

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.forward.decode import BatchDecoder, decode_step
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.model.families import decoder_for
 from kvstitch_gpu import recorded_steps
 from kvstitch_gpu.recorded_steps import RecordedSteps
-from service.worker.forward.decode import BatchDecoder, decode_step
-from service.worker.kv.pool import KVPool
-from service.worker.model.families import decoder_for
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 from tests_gpu.kernels.interpreter import needs_gpu

@@ -14,18 +14,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.kvstore import (
+    ChunkSpec,
+    EncodedChunk,
+    MemoryTier,
+    ReadOutcome,
+    TieredStore,
+    encode_chunk,
+)
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.worker.kernels.device_kernels import DeviceKernels
+from kvstitch.service.worker.loading import chunk_stream as streaming
+from kvstitch.service.worker.loading.chunk_stream import ChunkStream
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.model.rope import Rotation
 from kvstitch_gpu import gpu_kernels, kv_placement_gpu
 from kvstitch_gpu import transfers as transferring
 from kvstitch_gpu.gpu_kernels import GpuPlacer
 from kvstitch_gpu.kv_placement_gpu import Placement, Target
 from kvstitch_gpu.transfers import InTurn, StagedLayers, Transfers
-from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
-from service.messages.requests import Method
-from service.worker.kernels.device_kernels import DeviceKernels
-from service.worker.loading import chunk_stream as streaming
-from service.worker.loading.chunk_stream import ChunkStream
-from service.worker.model.addressing import Address
-from service.worker.model.rope import Rotation
 from tests.kvstore.chunks import encoded
 from tests.service.plugins.loaded import plugins
 from tests.service.worker.engines import A3, PIE, disk, rig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.plugins import Adapters, hookimpl
+from kvstitch.service.plugins import Adapters, hookimpl
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from service.worker.model.folder_checks import FolderFault
+from kvstitch.service.worker.model.folder_checks import FolderFault
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODULES = (

@@ -17,6 +17,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.messages.replies import LoraInfo
+from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.forward.selfcheck import random_ids
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.lora_projection import Lora, LoraUpdate, ModuleUpdate
+from kvstitch.service.worker.steps import run
 from kvstitch_lora.folder import (
     WEIGHTS,
     LoraConfig,
@@ -24,16 +34,6 @@ from kvstitch_lora.folder import (
     read_config,
     tensor_names,
 )
-from service.errors import ModelRefused
-from service.messages.replies import LoraInfo
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.forward.selfcheck import random_ids
-from service.worker.layout import PromptLayout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_projection import Lora, LoraUpdate, ModuleUpdate
-from service.worker.steps import run
 
 log = logging.getLogger("kvstitch.lora")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.lora_projection import Lora, LoraUpdate
 from kvstitch_lora import load
-from service.errors import ModelRefused
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_projection import Lora, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.serve import _require_loadable
-from service.errors import InvalidSetting
-from service.plugins import manager
-from service.settings import demo_model, load
+from kvstitch.service.cli.serve import _require_loadable
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import manager
+from kvstitch.service.settings import demo_model, load
 from tests.service.plugins.loaded import plugins
 
 

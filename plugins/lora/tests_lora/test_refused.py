@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.model.families import decoder_for
 from kvstitch_lora.folder import LoraRefused, read_config, tensor_names
 from kvstitch_lora.load import load_lora
-from service.errors import ModelRefused
-from service.worker.model.families import decoder_for
 from tests.service.worker.lora_folders import PREFIX, write_lora
 from tests.service.worker.tiny import Tiny, random_model, tiny, tiny_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.plugins import GatewayPart, Verb, hookimpl
+from kvstitch.service.plugins import GatewayPart, Verb, hookimpl
 
 
 @hookimpl

@@ -13,8 +13,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from service import __version__
-from service.cli.options import CommandError, add_client_options
+from kvstitch.service import __version__
+from kvstitch.service.cli.options import CommandError, add_client_options
 
 if TYPE_CHECKING:
     import httpx2

@@ -20,11 +20,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge
-from service.gateway.composition import Gateway
-from service.gateway.http.dependencies import note
-from service.gateway.json_content import has_more_values
-from service.plugins import GatewayPart
+from kvstitch.service.errors import BodyTooLarge
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.dependencies import note
+from kvstitch.service.gateway.json_content import has_more_values
+from kvstitch.service.plugins import GatewayPart
 
 MAX_NOTED_CHARS = 64
 

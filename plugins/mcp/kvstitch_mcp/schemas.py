@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, JsonValue
 
 from kvstitch.records.answers import FoundPassage
-from service.gateway.schemas.fields import DocId, StrictModel, Unicode
+from kvstitch.service.gateway.schemas.fields import DocId, StrictModel, Unicode
 
 MAX_TEXT_CHARS = 200_000
 

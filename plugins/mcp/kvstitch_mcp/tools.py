@@ -25,6 +25,17 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from kvstitch.retriever import DocFilter, DocumentInfo
+from kvstitch.service import __version__
+from kvstitch.service.errors import KvstitchError, WorkerFault
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.json_content import validated
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.gateway.schemas.search import SearchRequest
+from kvstitch.service.gateway.search.search_query import document_scope, metadata_filter
 from kvstitch_mcp.schemas import (
     AskArguments,
     CitedAnswer,
@@ -36,17 +47,6 @@ from kvstitch_mcp.schemas import (
     Passage,
     SearchArguments,
 )
-from retriever import DocFilter, DocumentInfo
-from service import __version__
-from service.errors import KvstitchError, WorkerFault
-from service.gateway.admission import CallContext
-from service.gateway.auth.access import Principal
-from service.gateway.composition import Gateway
-from service.gateway.json_content import validated
-from service.gateway.schemas.fields import composed
-from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.schemas.search import SearchRequest
-from service.gateway.search.search_query import document_scope, metadata_filter
 
 logger = logging.getLogger(__name__)
 A = TypeVar("A", bound=BaseModel)

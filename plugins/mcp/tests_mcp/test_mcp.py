@@ -23,10 +23,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent
 
-from service.cli import main
-from service.messages.replies import Failed
-from service.messages.requests import Generate
-from service.plugins import VARIABLE
+from kvstitch.service.cli import main
+from kvstitch.service.messages.replies import Failed
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.plugins import VARIABLE
 from tests.fakes.worker import FakeWorker
 from tests.ports import free_port
 from tests.service.gateway.model_folders import make_folder
@@ -38,7 +38,7 @@ ENDS_S = 240.0  # how long a busy machine may take to start a process that loads
 
 
 def command(url: str) -> list[str]:
-    return [sys.executable, "-m", "service.cli", "mcp", "--url", url]
+    return [sys.executable, "-m", "kvstitch.service.cli", "mcp", "--url", url]
 
 
 def environment(key: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.methods.api import (
+from kvstitch.service.worker.methods.api import (
     DenseMethod,
     LayerView,
     PromptLayout,

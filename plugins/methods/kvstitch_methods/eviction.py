@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.methods.api import (
+from kvstitch.service.worker.methods.api import (
     EvictionMethod,
     InvalidRequest,
     LayerView,

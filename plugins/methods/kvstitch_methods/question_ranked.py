@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.methods.api import (
+from kvstitch.service.worker.methods.api import (
     DenseMethod,
     LayerLoop,
     LayerView,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.messages.requests import Method as Named
+from kvstitch.service.worker.methods.registry import make_eviction, make_fusion
+from kvstitch.service.worker.model.model_facts import FlopCount, ModelFacts, full_prefill
 from kvstitch_methods.eviction import GemFilter
-from service.errors import InvalidRequest
-from service.messages.requests import Method as Named
-from service.worker.methods.registry import make_eviction, make_fusion
-from service.worker.model.model_facts import FlopCount, ModelFacts, full_prefill
 from tests.references.eviction import Region, gemfilter, last_row_logits
 from tests.service.worker.engines import VANILLA, rig
 from tests.service.worker.forward.test_evict import ANSWER, decoded

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.methods.bases.eviction import PromptAttention
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch_methods.eviction import KVec
-from service.worker.methods.bases.eviction import PromptAttention
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.model.model_facts import ModelFacts
 from tests.references.scores import attention_weights, group_mean
 from tests.service.worker.methods.eviction.harness import (
     QK,

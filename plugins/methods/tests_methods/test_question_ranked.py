@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.layer_view import LayerView
 from kvstitch_methods.agentkvshift import AgentKVShift
 from kvstitch_methods.question_ranked import FusionRAG, InfoFlow, ProphetKV, RelaxKV, last_layers
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.layer_view import LayerView
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 from tests_methods.question_ranked_reference import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from service.plugins import Verb, hookimpl
+from kvstitch.service.plugins import Verb, hookimpl
 
 
 @hookimpl
@@ -26,9 +26,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _copy(args: argparse.Namespace) -> int:
     """Copy, and print how much."""
+    from kvstitch.service.cli.output import emit
+    from kvstitch.service.settings import load
     from kvstitch_migrate.migration import migrate
-    from service.cli.output import emit
-    from service.settings import load
 
     settings = load(database=args.to, data_dir=args.from_)
     counts = migrate(settings)

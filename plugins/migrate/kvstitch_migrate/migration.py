@@ -11,25 +11,25 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, func, or_, select, text, true
 
-from retriever.catalog import queries
-from retriever.catalog import tables as catalog
-from retriever.errors import DatabaseError, RetrieverError
-from retriever.index import postings
-from retriever.sql.database import Database
-from retriever.sql.expressions import upsert
-from service.errors import InvalidSetting
-from service.gateway import tables
-from service.gateway.data_folder import lock_folder, own_secret
-from service.gateway.documents import membership
-from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
-from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
-from service.gateway.service_database import (
+from kvstitch.retriever.catalog import queries
+from kvstitch.retriever.catalog import tables as catalog
+from kvstitch.retriever.errors import DatabaseError, RetrieverError
+from kvstitch.retriever.index import postings
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.expressions import upsert
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway import tables
+from kvstitch.service.gateway.data_folder import lock_folder, own_secret
+from kvstitch.service.gateway.documents import membership
+from kvstitch.service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
+from kvstitch.service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
+from kvstitch.service.gateway.service_database import (
     ServiceDatabase,
     jobs_database,
     shared_database,
     tables_of_plugins,
 )
-from service.settings import Settings
+from kvstitch.service.settings import Settings
 
 Row = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from service.cli import main
-from service.gateway.auth.keys import KeyStore
+from kvstitch.service.cli import main
+from kvstitch.service.gateway.auth.keys import KeyStore
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running
 

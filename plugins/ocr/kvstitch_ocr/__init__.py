@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from service.plugins import PictureReader, hookimpl
+from kvstitch.service.plugins import PictureReader, hookimpl
 
 
 @hookimpl

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from service.gateway.documents.parsing.parsed_file import ParseWarning, places_warning
-from service.gateway.documents.parsing.pdf.words import LONG_SIDE, Word
+from kvstitch.service.gateway.documents.parsing.parsed_file import ParseWarning, places_warning
+from kvstitch.service.gateway.documents.parsing.pdf.words import LONG_SIDE, Word
 
 if TYPE_CHECKING:
     import numpy as np

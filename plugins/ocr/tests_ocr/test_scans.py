@@ -13,13 +13,13 @@ import pypdfium2 as pdfium
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
+from kvstitch.service.gateway.documents.parsing.pdf import document, image_files
+from kvstitch.service.plugins import PictureReader
 from kvstitch_ocr import picture_reader
 from kvstitch_ocr.reader import _legible
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
-from service.gateway.documents.parsing.pdf import document, image_files
-from service.plugins import PictureReader
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 READER = cast(PictureReader, picture_reader())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.plugins import GatewayPart, IdentityProvider, hookimpl
+from kvstitch.service.plugins import GatewayPart, IdentityProvider, hookimpl
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,7 +24,7 @@ def identity_provider(settings: Any) -> IdentityProvider | None:
     try:
         from kvstitch_oidc.tokens import TokenVerifier
     except ImportError as error:
-        from service.errors import InvalidSetting
+        from kvstitch.service.errors import InvalidSetting
 
         raise InvalidSetting(
             "oidc_issuer is set, and PyJWT is not installed: pip install 'kvstitch[oidc]'"

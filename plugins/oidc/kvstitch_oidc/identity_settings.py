@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.settings.fields import ADDRESS, SCOPES, parts
-from service.shared.fleet_secret import is_loopback
+from kvstitch.service.settings.fields import ADDRESS, SCOPES, parts
+from kvstitch.service.shared.fleet_secret import is_loopback
 
 # What proves who signed: never `none`, and never HMAC, whose key would have to be ours as well.
 ALGORITHMS = (

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import Field
 
+from kvstitch.service.errors import NotFound, SignInRefused
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.dependencies import GatewayDep
+from kvstitch.service.gateway.schemas.fields import StrictModel
+from kvstitch.service.plugins import GatewayPart
 from kvstitch_oidc.resource_metadata import MCP_PATH, PATH, metadata
-from service.errors import NotFound, SignInRefused
-from service.gateway.composition import Gateway
-from service.gateway.http.dependencies import GatewayDep
-from service.gateway.schemas.fields import StrictModel
-from service.plugins import GatewayPart
 
 if TYPE_CHECKING:
     from kvstitch_oidc.sign_in import SignIn

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from kvstitch.service.settings.fields import SCOPES, parts
 from kvstitch_oidc.identity_settings import EVERY_TOKEN
-from service.settings.fields import SCOPES, parts
 
 PATH: Final = "/.well-known/oauth-protected-resource"
 MCP_PATH: Final = "/mcp"

@@ -21,12 +21,12 @@ from urllib.parse import quote
 
 import httpx
 
+from kvstitch.service.errors import IdentityUnavailable, InvalidToken, SignInRefused
+from kvstitch.service.gateway.auth.keys import Sender
+from kvstitch.service.settings.fields import parts
 from kvstitch_oidc.identity_settings import IdentitySettings
 from kvstitch_oidc.signing_keys import endpoint, request_json
 from kvstitch_oidc.tokens import TokenVerifier
-from service.errors import IdentityUnavailable, InvalidToken, SignInRefused
-from service.gateway.auth.keys import Sender
-from service.settings.fields import parts
 
 MAX_EXCHANGES = 8  # at a time; anybody may ask for one
 MAX_NAME_CHARS = 100

@@ -22,7 +22,7 @@ import httpx
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from service.errors import IdentityUnavailable, InvalidToken
+from kvstitch.service.errors import IdentityUnavailable, InvalidToken
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 1 << 20

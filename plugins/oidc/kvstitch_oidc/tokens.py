@@ -14,15 +14,15 @@ import jwt
 from jwt import exceptions
 from starlette.requests import Request
 
+from kvstitch.retriever.scope import EVERYTHING, View, is_group
+from kvstitch.service.errors import InvalidToken
+from kvstitch.service.gateway.auth.keys import SUBJECT, Sender
+from kvstitch.service.gateway.auth.quotas import Limits
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.settings.fields import SCOPES, parts
 from kvstitch_oidc.identity_settings import EVERY_TOKEN, IdentitySettings
 from kvstitch_oidc.resource_metadata import metadata_url
 from kvstitch_oidc.signing_keys import Issuer, SigningKeys
-from retriever.scope import EVERYTHING, View, is_group
-from service.errors import InvalidToken
-from service.gateway.auth.keys import SUBJECT, Sender
-from service.gateway.auth.quotas import Limits
-from service.gateway.schemas.fields import composed
-from service.settings.fields import SCOPES, parts
 
 MAX_SUBJECT_CHARS = 255  # OpenID Connect's own limit
 MAX_TENANT_CHARS = 64

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import load
 from kvstitch_audit.part import part_of
-from service.errors import InvalidSetting
-from service.settings import load
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.service.gateway.rig import Rig, running
 

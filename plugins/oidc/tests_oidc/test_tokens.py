@@ -16,9 +16,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from service.errors import InvalidSetting
-from service.messages.requests import Generate
-from service.settings import load
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.settings import load
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing, part
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from service import __version__
-from service.errors import InvalidSetting
-from service.shared.tracing import (
+from kvstitch.service import __version__
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.shared.tracing import (
     MODEL,
     NO_ATTRIBUTES,
     NO_STAGES,

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import manager
+from kvstitch.service.shared.tracing import tracing_to
 from kvstitch_otel.otel_tracing import OtelTracing
-from service.errors import InvalidSetting
-from service.plugins import manager
-from service.shared.tracing import tracing_to
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.traffic import QUESTION
 from tests.service.plugins.loaded import plugins
@@ -233,8 +233,9 @@ def test_operations_without_an_answer_and_their_metrics(
 @pytest.mark.slow
 def test_without_an_endpoint_nothing_of_it_is_loaded() -> None:
     code = (
-        "import sys; from service.shared.tracing import tracing_to; "
-        "import service.gateway.composition, service.worker.server.worker_server; "
+        "import sys; from kvstitch.service.shared.tracing import tracing_to; "
+        "import kvstitch.service.gateway.composition; "
+        "import kvstitch.service.worker.server.worker_server; "
         "t = tracing_to('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
         "print(repr(s.traceparent), [m for m in sys.modules if m.startswith('opentelemetry')])"
     )

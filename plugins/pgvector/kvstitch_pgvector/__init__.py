@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 
 class VectorSettings(BaseModel):

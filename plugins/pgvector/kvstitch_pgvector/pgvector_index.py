@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import DatabaseError, EmbedderMismatch, IndexMissing
-from retriever.index.index_files import Manifest
-from retriever.index.vector_search import VectorSearch, check_shape
-from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.sql.database import NO_LOCK, Database
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import DatabaseError, EmbedderMismatch, IndexMissing
+from kvstitch.retriever.index.index_files import Manifest
+from kvstitch.retriever.index.vector_search import VectorSearch, check_shape
+from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
+from kvstitch.retriever.sql.database import NO_LOCK, Database
 
 CANDIDATES = 4  # per hit that is wanted
 LEAST_CANDIDATES = 100

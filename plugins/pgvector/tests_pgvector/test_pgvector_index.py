@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstitch.retriever import ChunkSettings, DocFilter, Document, Retriever, Scope, parse_filter
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.index.vector_index import VectorIndex
 from kvstitch_pgvector.pgvector_index import PgvectorIndex
-from retriever import ChunkSettings, DocFilter, Document, Retriever, Scope, parse_filter
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.tables import catalog_database
-from retriever.chunking import ChunkSpan
-from retriever.embedders import Vectors, space_of
-from retriever.index.vector_index import VectorIndex
 from tests import postgresql_server
 from tests.fakes.models import HashingEmbedder, WordCounter
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import hooks
+from kvstitch.service.settings import load
 from kvstitch_pgvector.pgvector_index import PgvectorIndex
-from retriever.catalog.tables import catalog_database
-from service.errors import InvalidSetting
-from service.plugins import hooks
-from service.settings import load
 from tests.service.plugins.loaded import plugins
 
 URL = "postgresql://nobody@localhost/none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.plugins import TierKind, hookimpl
+from kvstitch.service.plugins import TierKind, hookimpl
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvstore.errors import ChunkCorrupt, TierError, TierTimeout, TierUnavailable
+from kvstitch.kvstore.errors import ChunkCorrupt, TierError, TierTimeout, TierUnavailable
 
 _RETRIES = 2
 _SHOWN = 300  # characters of an error

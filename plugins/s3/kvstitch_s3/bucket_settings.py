@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, field_validator
 
-from service.settings.fields import ADDRESS
+from kvstitch.service.settings.fields import ADDRESS
 
 
 class BucketSettings(BaseModel):

@@ -20,15 +20,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvstitch.kvstore.errors import ChunkCorrupt, TierTimeout, TierUnavailable
+from kvstitch.kvstore.format.buffers import BufferPool, ByteRange, total_bytes, view_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstitch.kvstore.format.chunk_identity import (
+    is_chunk_key,
+    require_chunk_key,
+    require_extra_name,
+)
+from kvstitch.kvstore.format.safetensors_header import header_bytes
+from kvstitch.kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from kvstitch_s3.bucket import Bucket, Part, Place, Waits
-from kvstore.errors import ChunkCorrupt, TierTimeout, TierUnavailable
-from kvstore.format.buffers import BufferPool, ByteRange, total_bytes, view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
-from kvstore.format.safetensors_header import header_bytes
-from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
-from service.shared.worker_settings import WorkerSettings
 
 T = TypeVar("T")
 R = TypeVar("R")

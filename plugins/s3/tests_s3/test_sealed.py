@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from encryption.keyring import Keyring
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.kvstore import TieredStore
 from kvstitch_s3.tier import S3Tier
-from kvstore import TieredStore
 from tests.kvstore.chunks import make_chunk, make_key, make_spec
 from tests.kvstore.test_sealed import (
     SKETCH,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from encryption.keyring import Keyring
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.service.cli.options import add_settings, settings_of
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import manager
+from kvstitch.service.settings import load
+from kvstitch.service.worker.loading.cost_model import TierEstimates
+from kvstitch.service.worker.server.composition import open_store
 from kvstitch_doctor.connections import check_tiers
-from service.cli.options import add_settings, settings_of
-from service.errors import InvalidSetting
-from service.plugins import manager
-from service.settings import load
-from service.worker.loading.cost_model import TierEstimates
-from service.worker.server.composition import open_store
 from tests.service.plugins.loaded import plugins
 from tests_s3.s3_server import BUCKET, S3Server
 

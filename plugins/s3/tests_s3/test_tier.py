@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from kvstitch_s3.bucket import Place, Waits
-from kvstitch_s3.tier import S3Tier
-from kvstore import (
+from kvstitch.kvstore import (
     ChunkCorrupt,
     TieredStore,
     TierError,
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.chunk import selection_ranges
-from kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore.format.chunk import selection_ranges
+from kvstitch.kvstore.tier_caller import BreakerSettings
+from kvstitch_s3.bucket import Place, Waits
+from kvstitch_s3.tier import S3Tier
 from tests.kvstore.chunks import (
     chunk_file,
     gathered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from service.plugins import Verb, hookimpl
+from kvstitch.service.plugins import Verb, hookimpl
 
 
 @hookimpl

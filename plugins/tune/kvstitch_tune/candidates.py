@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.settings.calibration import BUILT_IN_FUSION
-from service.worker.api import make_eviction, make_fusion
-from service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
+from kvstitch.service.settings.calibration import BUILT_IN_FUSION
+from kvstitch.service.worker.api import make_eviction, make_fusion
+from kvstitch.service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
 
 Parameters = tuple[tuple[str, Any], ...]
 """Names and values of a method's parameters; those left out have the method's defaults."""

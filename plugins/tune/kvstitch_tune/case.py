@@ -18,10 +18,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvstitch_tune.prompts import Prompt, SegmentStore, prefill_prompt
-from kvstore import EncodedChunk
-from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
-from service.worker.methods.api import (
+from kvstitch.kvstore import EncodedChunk
+from kvstitch.service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
+from kvstitch.service.worker.methods.api import (
     CachedSegment,
     DenseMethod,
     EvictionMethod,
@@ -30,6 +29,7 @@ from service.worker.methods.api import (
     PromptLayout,
     attention_probabilities,
 )
+from kvstitch_tune.prompts import Prompt, SegmentStore, prefill_prompt
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from service.cli.documents import sources
-from service.cli.documents.sources import UnsendableDocument, scan
-from service.cli.options import WrongArgument, add_setting_options, minutes, settings_of
-from service.cli.output import console, emit
-from service.shared import resources
+from kvstitch.service.cli.documents import sources
+from kvstitch.service.cli.documents.sources import UnsendableDocument, scan
+from kvstitch.service.cli.options import WrongArgument, add_setting_options, minutes, settings_of
+from kvstitch.service.cli.output import console, emit
+from kvstitch.service.shared import resources
 
 if TYPE_CHECKING:
+    from kvstitch.retriever import Document
+    from kvstitch.service.settings import Settings
     from kvstitch_tune.run import Outcome, Plan
-    from retriever import Document
-    from service.settings import Settings
 
 TUNING_FOLDER = "tuning"
 MAX_DOCUMENTS = 1000
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Run, or go on with, a tuning; 0 when the report is written."""
     resources.prepare_torch()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from service.gateway.data_folder import UMASK
+    from kvstitch.service.gateway.data_folder import UMASK
 
     if (args.documents is None) == (args.collection is None):
         raise WrongArgument("give --documents FOLDER, or --collection NAME of the data folder")
@@ -81,16 +81,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
+    from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+    from kvstitch.service.models import prepare_model
+    from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
+    from kvstitch.service.worker.api import load_model, read_calibration, set_threads
     from kvstitch_tune import questions
     from kvstitch_tune.model_calibration import merge
     from kvstitch_tune.records import describe
     from kvstitch_tune.report import calibration, evidence
     from kvstitch_tune.run import Plan
     from kvstitch_tune.run import run as tune
-    from service.gateway.prompts.prompt_builder import PromptBuilder
-    from service.models import prepare_model
-    from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
-    from service.worker.api import load_model, read_calibration, set_threads
 
     asked = questions.of_file(Path(args.questions)) if args.questions else []
     documents = _documents(args.documents, settings, args.seed) if args.documents else []
@@ -182,11 +182,11 @@ def _corpus(
 
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """Return the documents of a folder, parsed as the service parses them; of many, a sample."""
-    from retriever import Document
-    from service.errors import InvalidRequest
-    from service.gateway.documents.jobs.job_records import IngestDocument
-    from service.gateway.documents.parsing.file_kinds import file_kind
-    from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
+    from kvstitch.retriever import Document
+    from kvstitch.service.errors import InvalidRequest
+    from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+    from kvstitch.service.gateway.documents.parsing.file_kinds import file_kind
+    from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 
     found = scan([folder])
     contents = [*found.failed, *sources.read(found.sources, {})]

@@ -19,21 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
+from kvstitch.retriever import Chunk, Document, PrefixKind, Retriever, Scope
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import DatabaseError
+from kvstitch.service.errors import InvalidRequest, InvalidSetting
+from kvstitch.service.gateway.prompts.chunk_prefixes import prefix_rule
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import make_embedder
+from kvstitch.service.messages.requests import ChunkTokens
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import Settings
 from kvstitch_tune.case import NEXT
 from kvstitch_tune.prompts import Prompt
-from retriever import Chunk, Document, PrefixKind, Retriever, Scope
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.tables import catalog_database
-from retriever.chunking import ChunkSpan
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import DatabaseError
-from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.prompts.chunk_prefixes import prefix_rule
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import make_embedder
-from service.messages.requests import ChunkTokens
-from service.prompt import Turn
-from service.settings import Settings
 
 PAGE = 500
 KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")

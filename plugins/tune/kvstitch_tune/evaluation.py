@@ -29,8 +29,8 @@ from typing import Any, Final, Literal
 
 from kvstitch.client import Client, errors
 from kvstitch.records.answers import SearchResult
-from service.cli.options import WrongArgument, add_client_options, client, positive
-from service.cli.output import console, emit, progress_bars, table
+from kvstitch.service.cli.options import WrongArgument, add_client_options, client, positive
+from kvstitch.service.cli.output import console, emit, progress_bars, table
 
 Mode = Literal["sparse", "dense", "hybrid"]
 MODES: Final[tuple[Mode, ...]] = ("sparse", "dense", "hybrid")

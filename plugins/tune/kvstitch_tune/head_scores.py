@@ -32,13 +32,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvstitch.service.errors import PromptTooLong
+from kvstitch.service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
+from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
+from kvstitch.service.prompt import PromptFormat, system_ids
+from kvstitch.service.worker.api import DecoderModel, SequenceKV, weighted_values, write_rows
+from kvstitch.service.worker.methods.api import attention_probabilities, stable_topk
 from kvstitch_tune.prompts import kv_pool, prefill_ids
-from service.errors import PromptTooLong
-from service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
-from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.prompt import PromptFormat, system_ids
-from service.worker.api import DecoderModel, SequenceKV, weighted_values, write_rows
-from service.worker.methods.api import attention_probabilities, stable_topk
 
 EXTRA_TOKENS = 8  # an answer may have this many tokens more than the expected one
 GOOD = 0.5

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstitch.service.errors import PromptTooLong
+from kvstitch.service.worker.api import DecoderModel
+from kvstitch.service.worker.methods.api import ModelFacts
 from kvstitch_methods.samkv.selection import OUTLIER_SIGMAS
 from kvstitch_tune.head_scores import Probe, Prober, calibrate
 from kvstitch_tune.prompts import compute_sketch
-from service.errors import PromptTooLong
-from service.worker.api import DecoderModel
-from service.worker.methods.api import ModelFacts
 
 MOST_PROBES = 16
 LEAST_ANSWERED = 4

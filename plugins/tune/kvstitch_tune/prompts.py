@@ -13,25 +13,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from weakref import WeakMethod
 
+from kvstitch.kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
+from kvstitch.service.worker.forward.kv_placement import PromptKV
+from kvstitch.service.worker.forward.prefill import Capture, prefill
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.api import Prefix
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.layer_view import CachedSegment, PrefillResult
+from kvstitch.service.worker.model.addressing import Address, Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.steps import Steps, run
 from kvstitch_methods.samkv.selection import SketchedDocument, SketchedPrompt
 from kvstitch_methods.samkv.sketch import BLOCK, BlockGrid, Sketch, SketchBuilder
 from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
 from kvstitch_methods.samkv.sparse_method import SparseMethod
-from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
-from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
-from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.prefill import Capture, prefill
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.api import Prefix
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import Steps, run
 
 
 def kv_pool(decoder: DecoderModel, tokens: int) -> KVPool:

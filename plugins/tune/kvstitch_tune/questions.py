@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.errors import InvalidRequest
+from kvstitch.service.errors import InvalidRequest
 
 ABOUT = "What do the documents say about {subject}?"
 COMPLETE = "How does this sentence of the documents go on: {beginning} …"

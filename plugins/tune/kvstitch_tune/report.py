@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
+from kvstitch.service.prompt import CHUNK_PREFIX_MODES
 from kvstitch_tune.run import Outcome, Plan
 from kvstitch_tune.stages import Stage
 from kvstitch_tune.statistics import Bootstrap, Estimate, Summary, compare
-from service.prompt import CHUNK_PREFIX_MODES
 
 GATE_MARGIN = 0.05
 """The gate tolerates this much less agreement than the lower end of the measured interval."""

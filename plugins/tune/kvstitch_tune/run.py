@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstitch.service.errors import InvalidRequest, PromptTooLong
+from kvstitch.service.worker.api import DecoderModel
+from kvstitch.service.worker.methods.api import ModelFacts
 from kvstitch_tune import questions as question_making
 from kvstitch_tune.candidates import LAYER_METHOD, LAYER_RATIO, fixed_defaults
 from kvstitch_tune.case import NEXT
@@ -18,9 +21,6 @@ from kvstitch_tune.records import TimeBudget, Trials
 from kvstitch_tune.stages import LEAST_RECOMMENDED, UNTIL, Stage, Stages
 from kvstitch_tune.statistics import Bootstrap, Comparison, Summary, best_within, versus
 from kvstitch_tune.trial import TrialRunner
-from service.errors import InvalidRequest, PromptTooLong
-from service.worker.api import DecoderModel
-from service.worker.methods.api import ModelFacts
 
 MOST_PROMPTS = 100
 """Of the development part and of the test part each."""

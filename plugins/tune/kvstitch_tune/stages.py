@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvstitch.service.worker.methods.api import ModelFacts
 from kvstitch_tune.candidates import (
     Candidate,
     codecs,
@@ -33,7 +34,6 @@ from kvstitch_tune.statistics import (
     frontier,
     versus,
 )
-from service.worker.methods.api import ModelFacts
 
 UNTIL = {"heads": 0.05, "screen": 0.3, "prefix": 0.5, "storage": 0.6, "test": 1.0}
 """Share of the time budget that is spent when a stage ends; heads and layers come before all."""

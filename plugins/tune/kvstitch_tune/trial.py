@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.api import DecoderModel, SequenceKV, evict
+from kvstitch.service.worker.methods.api import DenseMethod, ModelFacts, PrefillResult
 from kvstitch_methods.samkv.sketch import Sketch
 from kvstitch_methods.samkv.sparse_method import SparseMethod
 from kvstitch_tune.candidates import FULL_PREFILL, Candidate
@@ -30,8 +32,6 @@ from kvstitch_tune.prompts import (
     prefill_prompt,
     prefill_sparse,
 )
-from service.worker.api import DecoderModel, SequenceKV, evict
-from service.worker.methods.api import DenseMethod, ModelFacts, PrefillResult
 
 MOST_TOGETHER = 16
 """Their logits are held too, and a vocabulary is large."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvstitch.retriever import Document, Retriever, Scope
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.service.errors import InvalidRequest, InvalidSetting
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import make_embedder
+from kvstitch.service.settings import load
 from kvstitch_tune.corpus import of_collection, of_documents
-from retriever import Document, Retriever, Scope
-from retriever.catalog.tables import catalog_database
-from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import make_embedder
-from service.settings import load
 from tests.service.gateway.model_folders import FORMAT, make_folder
 
 DOCUMENTS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.service.cli import main
 from kvstitch_tune.evaluation import NOT_FOUND, NOT_STORED, Found, figures
-from service.cli import main
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvstitch.service.prompt import system_ids
+from kvstitch.service.worker.api import CALIBRATION_FILE
 from kvstitch_tune.head_scores import (
     Answer,
     HeadScores,
@@ -21,8 +23,6 @@ from kvstitch_tune.head_scores import (
     word_overlap,
 )
 from kvstitch_tune.model_calibration import merge
-from service.prompt import system_ids
-from service.worker.api import CALIBRATION_FILE
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvstitch.service.settings import demo_model
+from kvstitch.service.worker.api import load_model, read_calibration
 from kvstitch_tune.model_calibration import ModelCalibration, measured
-from service.settings import demo_model
-from service.worker.api import load_model, read_calibration
 from tests_tune.model_folders import DOCUMENTS
 
 TEXTS = list(DOCUMENTS.values()) * 2

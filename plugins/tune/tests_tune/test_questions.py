@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.service.errors import InvalidRequest
 from kvstitch_tune import questions
-from service.errors import InvalidRequest
 from tests_tune.model_folders import DOCUMENTS
 
 TEXTS = list(DOCUMENTS.values())

@@ -9,8 +9,8 @@ from weakref import ref
 import pytest
 import torch
 
+from kvstitch.service.worker.api import DecoderModel
 from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
-from service.worker.api import DecoderModel
 from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
 
 BEHIND = [[], [[tuple(D3)]]]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.service.worker.methods.api import ModelFacts
 from kvstitch_tune.candidates import Candidate, fixed_defaults
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import TimeBudget, Trials
 from kvstitch_tune.stages import LEAST_RECOMMENDED, UNTIL, Stages
-from service.worker.methods.api import ModelFacts
 from tests_tune.fake_runner import Errors, FakeRunner, cost, prompts
 
 FIXED = fixed_defaults("none")

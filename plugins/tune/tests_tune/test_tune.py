@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.settings import calibration, load
+from kvstitch.service.cli import main
+from kvstitch.service.settings import calibration, load
 from tests_tune.model_folders import make_documents, make_model
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from urllib.parse import urldefrag, urlsplit
 from xml.etree import ElementTree
 
-from kvstitch_web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
-from service.cli.documents.ingest import add_document_options, send
-from service.cli.documents.sending import Ingest
-from service.cli.documents.sources import (
+from kvstitch.service.cli.documents.ingest import add_document_options, send
+from kvstitch.service.cli.documents.sending import Ingest
+from kvstitch.service.cli.documents.sources import (
     OTHER_KIND,
     DocumentToSend,
     Read,
     SkippedFile,
     UnsendableDocument,
 )
-from service.cli.options import CommandError, WrongArgument, parse_pairs, positive
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.charsets import decode
-from service.gateway.documents.parsing.file_kinds import kind_of_media_type
+from kvstitch.service.cli.options import CommandError, WrongArgument, parse_pairs, positive
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.charsets import decode
+from kvstitch.service.gateway.documents.parsing.file_kinds import kind_of_media_type
+from kvstitch_web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
 
 REPEATED = "named before"
 TOO_MANY = "beyond --max-urls"

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
+from kvstitch.service.cli import main
 from kvstitch_web.fetch import Fetcher, FetchLimits, NotFetched, not_public
-from service.cli import main
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 ROOT = os.environ["WALK_ROOT"] + "/"
-PACKAGES = ("service", "kvstore", "retriever", "kvstitch", "encryption", "plugins")
+PACKAGES = ("kvstitch", "plugins")
 MARKERS: dict[str, dict[str, Any]] = json.loads(os.environ["WALK_MARKERS"])
 """By walk: `word`, and `ids`, the tokens in the word's middle."""
 NAME = re.compile(r"[0-9a-f-]{24,}|[a-z]{2,9}[-_][0-9A-Za-z_-]{12,}")
@@ -35,7 +35,7 @@ def source(filename: str) -> str | None:
     if filename not in files:
         path = filename.removeprefix(ROOT)
         known = path != filename and path.split("/")[0] in PACKAGES
-        files[filename] = path if known else None
+        files[filename] = path.removeprefix("kvstitch/") if known else None
     return files[filename]
 
 
@@ -86,7 +86,7 @@ def slots(cls: type) -> list[str]:
 
 
 def is_product(cls: type) -> bool:
-    return cls.__module__.split(".")[0] in PACKAGES or cls.__module__.startswith("kvstitch_")
+    return cls.__module__.startswith(("kvstitch.", "kvstitch_"))
 
 
 def learn(value: Any, walk: str) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch.client import Job
-from service.cli.documents.sources import SkippedFile, SourceFile, UnsendableDocument
-from service.cli.options import CommandError
-from service.cli.output import duration, plain, size
+from kvstitch.service.cli.documents.sources import SkippedFile, SourceFile, UnsendableDocument
+from kvstitch.service.cli.options import CommandError
+from kvstitch.service.cli.output import duration, plain, size
 
 BYTES_PER_TOKEN = 4.0  # of text
 # Of a file, the share of its bytes that are text; files that are compressed hold more than that.

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from kvstitch.client import Receipt
-from service.cli.options import (
+from kvstitch.service.cli.options import (
     CommandError,
     WrongArgument,
     add_action,
@@ -17,7 +17,7 @@ from service.cli.options import (
     parse_pairs,
     positive,
 )
-from service.cli.output import console, emit, moment, plain, table
+from kvstitch.service.cli.output import console, emit, moment, plain, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from kvstitch.client import Client, Receipt, errors
-from service.cli.documents.sources import (
+from kvstitch.service.cli.documents.sources import (
     DocumentToSend,
     Found,
     SourceFile,
@@ -30,7 +30,7 @@ from service.cli.documents.sources import (
     read,
     scan,
 )
-from service.cli.options import CommandError, patiently
+from kvstitch.service.cli.options import CommandError, patiently
 
 DELETED_AT_ONCE = 1000  # documents in one call
 KV_S = 60.0  # how long to wait until the KV of deleted documents is gone, too

@@ -7,11 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kvstitch.client import Client, errors
-from service.cli.documents import watch
-from service.cli.documents.folder_sync import FolderSync
-from service.cli.documents.sending import Ingest
-from service.cli.documents.sources import Read, SourceFile, count, read, scan, wanted_suffixes
-from service.cli.options import (
+from kvstitch.service.cli.documents import watch
+from kvstitch.service.cli.documents.folder_sync import FolderSync
+from kvstitch.service.cli.documents.sending import Ingest
+from kvstitch.service.cli.documents.sources import (
+    Read,
+    SourceFile,
+    count,
+    read,
+    scan,
+    wanted_suffixes,
+)
+from kvstitch.service.cli.options import (
     CommandError,
     WrongArgument,
     add_client_options,

@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 
 from kvstitch.client import Client, Job
-from service.cli.documents.sending import poll
-from service.cli.options import add_action, add_client_options, client, positive
-from service.cli.output import (
+from kvstitch.service.cli.documents.sending import poll
+from kvstitch.service.cli.options import add_action, add_client_options, client, positive
+from kvstitch.service.cli.output import (
     console,
     emit,
     emit_line,

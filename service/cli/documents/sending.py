@@ -23,9 +23,9 @@ from typing import Any
 from rich.progress import TaskID
 
 from kvstitch.client import Client, Job, errors
-from service.cli.documents.account import Account, Forecast, forecast, sentence
-from service.cli.documents.folder_sync import FolderSync, source_name
-from service.cli.documents.sources import (
+from kvstitch.service.cli.documents.account import Account, Forecast, forecast, sentence
+from kvstitch.service.cli.documents.folder_sync import FolderSync, source_name
+from kvstitch.service.cli.documents.sources import (
     HIDDEN,
     ROW,
     DocumentToSend,
@@ -35,8 +35,8 @@ from service.cli.documents.sources import (
     UnsendableDocument,
     count,
 )
-from service.cli.options import message_of, patiently
-from service.cli.output import emit, job_left, plain, progress_bars
+from kvstitch.service.cli.options import message_of, patiently
+from kvstitch.service.cli.output import emit, job_left, plain, progress_bars
 
 BATCH_BYTES = 32 * 1024 * 1024
 _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused

@@ -15,8 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from service.cli.options import WrongArgument
-from service.gateway.documents.parsing.file_kinds import media_type_of_suffix, suffixes_in_folders
+from kvstitch.service.cli.options import WrongArgument
+from kvstitch.service.gateway.documents.parsing.file_kinds import (
+    media_type_of_suffix,
+    suffixes_in_folders,
+)
 
 ROW = "application/x-ndjson"
 LINES = (".jsonl", ".ndjson")

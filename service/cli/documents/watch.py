@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvstitch.client import Client, errors
-from service.cli.documents.account import sentence
-from service.cli.documents.folder_sync import DELETED_AT_ONCE, FolderSync
-from service.cli.documents.sending import Ingest
-from service.cli.documents.sources import (
+from kvstitch.service.cli.documents.account import sentence
+from kvstitch.service.cli.documents.folder_sync import DELETED_AT_ONCE, FolderSync
+from kvstitch.service.cli.documents.sending import Ingest
+from kvstitch.service.cli.documents.sources import (
     DocumentToSend,
     Found,
     Read,
@@ -32,8 +32,8 @@ from service.cli.documents.sources import (
     scan,
     unreadable,
 )
-from service.cli.options import CommandError, WrongArgument, client, message_of
-from service.cli.output import console, emit_line, plain
+from kvstitch.service.cli.options import CommandError, WrongArgument, client, message_of
+from kvstitch.service.cli.output import console, emit_line, plain
 
 Signature = tuple[int, int, int]  # modification time, size, inode
 Name = tuple[str, str]  # collection, doc_id

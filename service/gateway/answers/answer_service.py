@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstitch.records.answers import Answer, Explanation
-from service.errors import InvalidRequest
-from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream, outcome_of
-from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.preparation import RequestPreparer
-from service.gateway.answers.response import explanation
-from service.gateway.answers.validation import RequestValidator
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas.generate import GenerateRequest
-from service.shared.tracing import Tracing, attributes_of, span_name
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
+from kvstitch.service.gateway.answers.answer_stream import AnswerEvent, AnswerStream, outcome_of
+from kvstitch.service.gateway.answers.forms import AnswerForms
+from kvstitch.service.gateway.answers.preparation import RequestPreparer
+from kvstitch.service.gateway.answers.response import explanation
+from kvstitch.service.gateway.answers.validation import RequestValidator
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.shared.tracing import Tracing, attributes_of, span_name
 
 
 class NumberedEvent(NamedTuple):

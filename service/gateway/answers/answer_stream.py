@@ -10,19 +10,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from kvstitch.records.answers import Answer, Citation, RetrievalNote, Timing, TokenLogprob
-from service.errors import InternalError, KvstitchError, from_code
-from service.gateway.admission import CallContext, RequestSlot
-from service.gateway.answers import response
-from service.gateway.answers.attributor import attributed
-from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.response import NOT_ASKED, observe_answer
-from service.gateway.answers.validation import AnswerPlan
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages.replies import Done, Failed, TokenItem
-from service.shared.tracing import OUTPUT_TOKENS, Attributes, Span, attributes_of
+from kvstitch.service.errors import InternalError, KvstitchError, from_code
+from kvstitch.service.gateway.admission import CallContext, RequestSlot
+from kvstitch.service.gateway.answers import response
+from kvstitch.service.gateway.answers.attributor import attributed
+from kvstitch.service.gateway.answers.forms import AnswerForms
+from kvstitch.service.gateway.answers.response import NOT_ASKED, observe_answer
+from kvstitch.service.gateway.answers.validation import AnswerPlan
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.shared.tracing import OUTPUT_TOKENS, Attributes, Span, attributes_of
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kvstitch.records.answers import Answer, Attribution
-from service.gateway.answers.support import Support, SupportScorer, sentences
-from service.gateway.answers.validation import AnswerPlan
-from service.prompt import Turn
+from kvstitch.service.gateway.answers.support import Support, SupportScorer, sentences
+from kvstitch.service.gateway.answers.validation import AnswerPlan
+from kvstitch.service.prompt import Turn
 
 _MARK = re.compile(r"\s?\[(\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
 _CLOSING = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*$")

@@ -21,12 +21,12 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from kvstitch.records.answers import Answer
-from service.errors import InvalidRequest, Overloaded, QuotaExceeded
-from service.gateway.answers.validation import AnswerPlan
-from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
-from service.grammars.forms import Form, WrittenForm
-from service.grammars.limits import MAX_QUICK, MAX_SLOW, MAX_SLOW_WAITING
-from service.grammars.processes import GrammarProcesses, TakesTooMuch, TooBusy
+from kvstitch.service.errors import InvalidRequest, Overloaded, QuotaExceeded
+from kvstitch.service.gateway.answers.validation import AnswerPlan
+from kvstitch.service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
+from kvstitch.service.grammars.forms import Form, WrittenForm
+from kvstitch.service.grammars.limits import MAX_QUICK, MAX_SLOW, MAX_SLOW_WAITING
+from kvstitch.service.grammars.processes import GrammarProcesses, TakesTooMuch, TooBusy
 
 T = TypeVar("T")
 RETRY_S = 5.0

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.errors import BoundToAdapter, InvalidRequest, NotCalibrated, UnknownMethod
-from service.gateway.auth.access import Principal
-from service.gateway.schemas.generate import Choices, MethodChoice
-from service.messages.replies import OfferedMethod, Ready
-from service.messages.requests import Method
-from service.prompt import PromptFormat
-from service.settings import Settings
-from service.settings.calibration import BUILT_IN_FUSION, Calibration
-from service.shared.parameters import check
+from kvstitch.service.errors import BoundToAdapter, InvalidRequest, NotCalibrated, UnknownMethod
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.schemas.generate import Choices, MethodChoice
+from kvstitch.service.messages.replies import OfferedMethod, Ready
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.prompt import PromptFormat
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.calibration import BUILT_IN_FUSION, Calibration
+from kvstitch.service.shared.parameters import check
 
 logger = logging.getLogger(__name__)
 

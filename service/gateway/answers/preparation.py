@@ -16,26 +16,26 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from retriever import Chunk, ChunkSettings, Passage
-from retriever.scope import EVERYBODY
-from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.answers.attributor import asking_for_marks
-from service.gateway.answers.forms import AnswerForms
-from service.gateway.answers.methods import AUTO, NAMES
-from service.gateway.answers.question_rewriting import joined_query, rewritten
-from service.gateway.answers.unanswerable import only_a_model_answers, sentence
-from service.gateway.answers.validation import AnswerPlan
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
-from service.gateway.prompts.prompt_builder import (
+from kvstitch.retriever import Chunk, ChunkSettings, Passage
+from kvstitch.retriever.scope import EVERYBODY
+from kvstitch.service.errors import InvalidRequest, PromptTooLong
+from kvstitch.service.gateway.answers.attributor import asking_for_marks
+from kvstitch.service.gateway.answers.forms import AnswerForms
+from kvstitch.service.gateway.answers.methods import AUTO, NAMES
+from kvstitch.service.gateway.answers.question_rewriting import joined_query, rewritten
+from kvstitch.service.gateway.answers.unanswerable import only_a_model_answers, sentence
+from kvstitch.service.gateway.answers.validation import AnswerPlan
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prompts.chunk_prefixes import ChunkPrefixes
+from kvstitch.service.gateway.prompts.prompt_builder import (
     MAX_CHARS_PER_TOKEN,
     PromptBuilder,
     context_length,
 )
-from service.gateway.schemas.generate import InlineDocument
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
-from service.messages.requests import Generate, Prefetch
-from service.settings import Settings
+from kvstitch.service.gateway.schemas.generate import InlineDocument
+from kvstitch.service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
+from kvstitch.service.messages.requests import Generate, Prefetch
+from kvstitch.service.settings import Settings
 
 FIRST_CHUNK_ID = -2  # -1 is the system prompt's
 

@@ -12,15 +12,15 @@ import uuid
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 
-from service.errors import KvstitchError
-from service.gateway.answers.methods import chosen_method
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prompts.detokenizer import Detokenizer
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas.generate import MethodChoice
-from service.messages.replies import Failed, TokenItem
-from service.messages.requests import Generate, Sampling
-from service.prompt import Turn
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.answers.methods import chosen_method
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prompts.detokenizer import Detokenizer
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.schemas.generate import MethodChoice
+from kvstitch.service.messages.replies import Failed, TokenItem
+from kvstitch.service.messages.requests import Generate, Sampling
+from kvstitch.service.prompt import Turn
 
 MAX_TOKENS = 64
 DEADLINE_S = 3.0

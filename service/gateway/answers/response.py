@@ -23,10 +23,10 @@ from kvstitch.records.answers import (
     TokenRunOut,
     Usage,
 )
-from service.gateway.answers.validation import AnswerPlan
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.detokenizer import Decode, Detokenizer
-from service.messages.reports import (
+from kvstitch.service.gateway.answers.validation import AnswerPlan
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.prompts.detokenizer import Decode, Detokenizer
+from kvstitch.service.messages.reports import (
     Forecast,
     Report,
     SegmentReport,
@@ -34,9 +34,9 @@ from service.messages.reports import (
     TokenRun,
     TokenTrace,
 )
-from service.messages.requests import Generate, Method
-from service.plugins import tiers
-from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
+from kvstitch.service.messages.requests import Generate, Method
+from kvstitch.service.plugins import tiers
+from kvstitch.service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 T = TypeVar("T")
 NOT_ASKED = Report(
@@ -221,7 +221,7 @@ def tokens_by_source(report: Report) -> dict[str, int]:
 
 
 def _decision(segment: SegmentReport) -> str:
-    """One of `service.shared.metrics.DECISIONS`."""
+    """One of `kvstitch.service.shared.metrics.DECISIONS`."""
     if segment.plan == "recompute":
         return "recompute"
     if segment.tokens and segment.reused == segment.tokens:

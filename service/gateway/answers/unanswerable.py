@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from retriever.analysis.languages import surely
-from retriever.analysis.spelling import fold
-from service.gateway.schemas.generate import GenerateRequest
+from kvstitch.retriever.analysis.languages import surely
+from kvstitch.retriever.analysis.spelling import fold
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
 
 _TEXTS: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _SMALL_TALK = re.compile(fold(rf"(?:(?:{'|'.join(_TEXTS['small_talk'])})\s*)+"))

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstitch.records.answers import Citation, Condense, RetrievalNote, Unanswerable
-from retriever import Passage, Scope
-from service.errors import PromptTooLong
-from service.gateway.admission import CallContext
-from service.gateway.answers.methods import DefaultMethods, chosen_adapter
-from service.gateway.answers.unanswerable import is_small_talk
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prompts.conversation import normalize_turns, question_of
-from service.gateway.prompts.prompt_builder import (
+from kvstitch.retriever import Passage, Scope
+from kvstitch.service.errors import PromptTooLong
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.answers.methods import DefaultMethods, chosen_adapter
+from kvstitch.service.gateway.answers.unanswerable import is_small_talk
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prompts.conversation import normalize_turns, question_of
+from kvstitch.service.gateway.prompts.prompt_builder import (
     MAX_CHARS_PER_TOKEN,
     PromptBuilder,
     context_length,
 )
-from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import SearchQuery, search_query
-from service.grammars.forms import WrittenForm
-from service.messages.requests import Generate, Method, Sampling
-from service.prompt import Turn
-from service.settings import Settings
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.search_query import SearchQuery, search_query
+from kvstitch.service.grammars.forms import WrittenForm
+from kvstitch.service.messages.requests import Generate, Method, Sampling
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import Settings
 
 # Tokens of an answer that may be a call or must have a form, where the request does not say: it is
 # worth nothing if it is cut off, and models' defaults are made for sentences.

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.keys import KEY_PREFIX, SUBJECT, KeyStore, Sender
-from service.gateway.auth.quotas import Quotas
-from service.plugins import IdentityProvider
-from service.settings.fields import SCOPES
-from service.shared.fleet_secret import is_loopback
+from kvstitch.service.errors import Forbidden, InvalidSetting, Unauthenticated
+from kvstitch.service.gateway.auth.keys import KEY_PREFIX, SUBJECT, KeyStore, Sender
+from kvstitch.service.gateway.auth.quotas import Quotas
+from kvstitch.service.plugins import IdentityProvider
+from kvstitch.service.settings.fields import SCOPES
+from kvstitch.service.shared.fleet_secret import is_loopback
 
 _KEY_NEEDED: Final = (
     "an API key is needed: send it as `Authorization: Bearer kvs_…` or `x-api-key: kvs_…` "

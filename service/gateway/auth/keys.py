@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, select
 
-from retriever.scope import EVERYTHING, GROUP_RULE, View, is_group
-from retriever.sql.expressions import Prepared
-from service.errors import DatabaseUnavailable, InvalidRequest, NotFound
-from service.gateway.auth.quotas import Limits
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import KEYS, keys
-from service.settings.fields import SCOPES
+from kvstitch.retriever.scope import EVERYTHING, GROUP_RULE, View, is_group
+from kvstitch.retriever.sql.expressions import Prepared
+from kvstitch.service.errors import DatabaseUnavailable, InvalidRequest, NotFound
+from kvstitch.service.gateway.auth.quotas import Limits
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.tables import KEYS, keys
+from kvstitch.service.settings.fields import SCOPES
 
 MAX_NAME_CHARS = 64
 REFRESH_S = 1.0

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from service.errors import QuotaExceeded
+from kvstitch.service.errors import QuotaExceeded
 
 MINUTE_S = 60.0
 ROUNDING_S = 1e-6  # less than this is no wait

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Self
 
-from service.errors import DatabaseUnavailable, DiskFull, Overloaded, WorkerUnavailable
+from kvstitch.service.errors import DatabaseUnavailable, DiskFull, Overloaded, WorkerUnavailable
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # pause after an expected failure

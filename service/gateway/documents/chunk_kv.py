@@ -7,11 +7,15 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from retriever import Scope
-from service.gateway.prompts.chunk_prefixes import ChosenPrefix, ChunkPrefixes, with_prefixes
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.messages.requests import ChunkTokens
+from kvstitch.retriever import Scope
+from kvstitch.service.gateway.prompts.chunk_prefixes import (
+    ChosenPrefix,
+    ChunkPrefixes,
+    with_prefixes,
+)
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.messages.requests import ChunkTokens
 
 NO_CHUNK = -1  # where only copies are to be purged
 # Whose prefixes are chosen in one turn of those who change the catalog: a note does not wait for a

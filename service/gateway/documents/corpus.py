@@ -11,24 +11,24 @@ import contextlib
 import shutil
 import time
 
-from service.gateway.auth.quotas import Quotas
-from service.gateway.data_folder import DiskGuard
-from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.deletion.kv_expiry import PAUSE_S, KvExpiry
-from service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.documents.document_service import DocumentService
-from service.gateway.documents.ingestion import Ingestion
-from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.membership import OpenWork
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.service_database import ServiceDatabase
-from service.messages.replies import ModelInfo
-from service.settings import Settings
+from kvstitch.service.gateway.auth.quotas import Quotas
+from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.documents.background_loop import BackgroundLoop
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKVs
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.deletion.kv_expiry import PAUSE_S, KvExpiry
+from kvstitch.service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
+from kvstitch.service.gateway.documents.document_service import DocumentService
+from kvstitch.service.gateway.documents.ingestion import Ingestion
+from kvstitch.service.gateway.documents.job_service import JobService
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.documents.membership import OpenWork
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.messages.replies import ModelInfo
+from kvstitch.service.settings import Settings
 
 DAY_S = 86_400
 PRUNE_PAUSE_S = 3600.0

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kvstitch.records.documents import DocumentWarning, Receipt, SourceDocument
-from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
-from service.errors import Conflict, KvstitchError, NotFound
-from service.gateway.auth.access import Principal
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.ingestion import Ingestion
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.schemas.fields import composed
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import document_scope
+from kvstitch.retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
+from kvstitch.service.errors import Conflict, KvstitchError, NotFound
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.deletion.purge_queue import PurgeQueue
+from kvstitch.service.gateway.documents.ingestion import Ingestion
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.search_query import document_scope
 
 PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
 PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says

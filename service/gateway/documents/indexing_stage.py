@@ -15,17 +15,21 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal
 
-from retriever import Scope
-from retriever.scope import View
-from service.errors import KvstitchError
-from service.gateway.documents.background_loop import side_by_side
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.jobs.document_queue import DocumentQueue
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.long_documents import LongDocuments
-from service.gateway.documents.parsing.parsed_file import ParseWarning
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, ParsedDocument
-from service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.retriever import Scope
+from kvstitch.retriever.scope import View
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.documents.background_loop import side_by_side
+from kvstitch.service.gateway.documents.deletion.purge_queue import PurgeQueue
+from kvstitch.service.gateway.documents.jobs.document_queue import DocumentQueue
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.long_documents import LongDocuments
+from kvstitch.service.gateway.documents.parsing.parsed_file import ParseWarning
+from kvstitch.service.gateway.documents.parsing.parser import (
+    DocumentParser,
+    FileLimits,
+    ParsedDocument,
+)
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
 
 Indexed = Literal["nothing", "some", "all"]
 Failed = list[tuple[IngestDocument, str]]

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from retriever import Scope
-from service.errors import (
+from kvstitch.retriever import Scope
+from kvstitch.service.errors import (
     DatabaseUnavailable,
     DiskFull,
     KvstitchError,
@@ -26,26 +26,26 @@ from service.errors import (
     TierUnreached,
     WorkerUnavailable,
 )
-from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.indexing_stage import IndexingStage
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.kv_stage import (
+from kvstitch.service.gateway.documents.background_loop import BackgroundLoop
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from kvstitch.service.gateway.documents.deletion.purge_queue import PurgeQueue
+from kvstitch.service.gateway.documents.indexing_stage import IndexingStage
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.kv_stage import (
     BATCH_CHUNKS,
     MAX_CRASHES,
     STORED_DOCUMENTS,
     KvStage,
     calls,
 )
-from service.gateway.documents.pace import Pace, Seconds, WorkAhead
-from service.gateway.documents.parsing.parsed_file import ParseWarning
-from service.gateway.documents.parsing.parser import FileLimits
-from service.gateway.fleet.worker_pool import Worker
-from service.gateway.prometheus import GatewayMetrics
-from service.settings import Settings
-from service.shared.metrics import JOB_STATES
+from kvstitch.service.gateway.documents.pace import Pace, Seconds, WorkAhead
+from kvstitch.service.gateway.documents.parsing.parsed_file import ParseWarning
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.metrics import JOB_STATES
 
 logger = logging.getLogger(__name__)
 

@@ -23,18 +23,18 @@ from kvstitch.records.documents import (
     JobStep,
     WarnedDocument,
 )
-from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
-from service.gateway.auth.access import Principal
-from service.gateway.auth.quotas import Quotas
-from service.gateway.data_folder import DiskGuard
-from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.ingestion import Ingestion
-from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
-from service.gateway.documents.jobs.job_store import MAX_ERRORS, JobStore
-from service.gateway.documents.pace import Seconds
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import document_scope
-from service.gateway.service_database import AlreadyThere
+from kvstitch.service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.auth.quotas import Quotas
+from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.documents.deletion.purge_queue import PurgeQueue
+from kvstitch.service.gateway.documents.ingestion import Ingestion
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
+from kvstitch.service.gateway.documents.jobs.job_store import MAX_ERRORS, JobStore
+from kvstitch.service.gateway.documents.pace import Seconds
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.search_query import document_scope
+from kvstitch.service.gateway.service_database import AlreadyThere
 
 T = TypeVar("T", JobFault, WarnedDocument, JobStep)
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in

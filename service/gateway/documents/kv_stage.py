@@ -17,16 +17,21 @@ from typing import TypeVar
 
 import msgspec
 
-from retriever import Scope
-from service.errors import DatabaseUnavailable, KvstitchError, Overloaded, WorkerUnavailable
-from service.gateway.documents.background_loop import BatchProgress, side_by_side
-from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL, PurgeQueue
-from service.gateway.documents.jobs.document_queue import DocumentQueue
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.fleet.worker_pool import Worker
-from service.messages.replies import Precomputed
-from service.messages.requests import Precompute
+from kvstitch.retriever import Scope
+from kvstitch.service.errors import (
+    DatabaseUnavailable,
+    KvstitchError,
+    Overloaded,
+    WorkerUnavailable,
+)
+from kvstitch.service.gateway.documents.background_loop import BatchProgress, side_by_side
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from kvstitch.service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL, PurgeQueue
+from kvstitch.service.gateway.documents.jobs.document_queue import DocumentQueue
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.messages.replies import Precomputed
+from kvstitch.service.messages.requests import Precompute
 
 T = TypeVar("T")
 Numbered = tuple[int, ChunkKV]

@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.errors import KvstitchError
-from service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
-from service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,18 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from retriever.sql.expressions import among, upsert
-from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.jobs.document_queue import UNFINISHED, in_state
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import confirmations, documents, gateways, jobs, purges, receipts
+from kvstitch.retriever.sql.expressions import among, upsert
+from kvstitch.service.gateway.documents.background_loop import BackgroundLoop
+from kvstitch.service.gateway.documents.jobs.document_queue import UNFINISHED, in_state
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.tables import (
+    confirmations,
+    documents,
+    gateways,
+    jobs,
+    purges,
+    receipts,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from service.messages.replies import ModelInfo, Precomputed
+from kvstitch.service.messages.replies import ModelInfo, Precomputed
 
 RATE_WINDOW_S = 60.0  # what counts as just now
 HORIZON_S = 300.0  # the shortest past that is taken for what comes next

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from encryption.aead import KEY_BYTES, open_sealed, place, seal
-from encryption.keyring import (
+from kvstitch.encryption.aead import KEY_BYTES, open_sealed, place, seal
+from kvstitch.encryption.keyring import (
     KEY_ID_BYTES,
     DataKey,
     EncryptionError,
@@ -26,7 +26,7 @@ from encryption.keyring import (
     Keyring,
     MasterKeyError,
 )
-from service.settings import Settings
+from kvstitch.service.settings import Settings
 
 KMS_TIMEOUT_S = 30.0
 PYTHON = "python:"

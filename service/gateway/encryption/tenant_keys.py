@@ -13,13 +13,19 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from encryption.aead import KEY_BYTES
-from encryption.keyring import KEY_ID_BYTES, DataKey, EncryptionError, Keyring, MasterKeyError
-from service.errors import InvalidSetting
-from service.gateway.encryption.master_key import MasterKey, master_key
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import ENCRYPTION, tenant_keys
-from service.settings import Settings
+from kvstitch.encryption.aead import KEY_BYTES
+from kvstitch.encryption.keyring import (
+    KEY_ID_BYTES,
+    DataKey,
+    EncryptionError,
+    Keyring,
+    MasterKeyError,
+)
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.encryption.master_key import MasterKey, master_key
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.tables import ENCRYPTION, tenant_keys
+from kvstitch.service.settings import Settings
 
 FILE = "encryption.sqlite3"
 DATA = "data"  # the purpose of a key; earlier versions also had some for "words"

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import msgspec
 
-from service.gateway.fleet.member import Member
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.router import Router
-from service.messages.replies import GateState, GateStates, Precomputed, Purged, Stats
-from service.messages.reports import GATE_STATES
-from service.messages.requests import ChunkNames, ChunkTokens, Precompute
+from kvstitch.service.gateway.fleet.member import Member
+from kvstitch.service.gateway.fleet.routing.directory import Directory
+from kvstitch.service.gateway.fleet.routing.router import Router
+from kvstitch.service.messages.replies import GateState, GateStates, Precomputed, Purged, Stats
+from kvstitch.service.messages.reports import GATE_STATES
+from kvstitch.service.messages.requests import ChunkNames, ChunkTokens, Precompute
 
 GATE_STATE_METRIC = "kvstitch_gate_state"
 

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from service.errors import InvalidSetting
-from service.plugins import hooks, load_object
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.plugins import hooks, load_object
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ async def look_up(url: str) -> list[str] | None:
 
 
 def source_of(setting: str) -> Source:
-    """Return the source for a value of the setting, which `service.settings` has checked."""
+    """Return the source for a value of the setting, which the settings have checked."""
     if setting.startswith("dns://"):
         return partial(dns_name, setting)
     scheme = setting.partition("://")[0]

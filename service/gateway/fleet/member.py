@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from service.gateway.fleet.routing.cost import Backlog, WorkerTable
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import Supervisor
-from service.messages.replies import Holdings, WorkerLoad
-from service.messages.requests import ChunkTokens
-from service.shared.metrics import WORKER_STATES
+from kvstitch.service.gateway.fleet.routing.cost import Backlog, WorkerTable
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.gateway.worker_client.supervisor import Supervisor
+from kvstitch.service.messages.replies import Holdings, WorkerLoad
+from kvstitch.service.messages.requests import ChunkTokens
+from kvstitch.service.shared.metrics import WORKER_STATES
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WorkerState:
 
     @property
     def name(self) -> str:
-        """One of `service.shared.metrics.WORKER_STATES`."""
+        """One of `kvstitch.service.shared.metrics.WORKER_STATES`."""
         return "draining" if self.draining else "ready" if self.reason is None else "not_ready"
 
 

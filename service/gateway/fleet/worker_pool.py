@@ -12,16 +12,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from service.errors import Overloaded, WorkerUnavailable
-from service.gateway.fleet import all_workers
-from service.gateway.fleet.member import Member
-from service.gateway.fleet.routing.cost import Work, WorkerTable
-from service.gateway.fleet.routing.directory import Directory, PrefixMap
-from service.gateway.fleet.routing.router import Policy, Router, work_of
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.client import Event, WorkerClient
-from service.gateway.worker_client.connection import RETRY_AFTER_S
-from service.messages.replies import (
+from kvstitch.service.errors import Overloaded, WorkerUnavailable
+from kvstitch.service.gateway.fleet import all_workers
+from kvstitch.service.gateway.fleet.member import Member
+from kvstitch.service.gateway.fleet.routing.cost import Work, WorkerTable
+from kvstitch.service.gateway.fleet.routing.directory import Directory, PrefixMap
+from kvstitch.service.gateway.fleet.routing.router import Policy, Router, work_of
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.worker_client.client import Event, WorkerClient
+from kvstitch.service.gateway.worker_client.connection import RETRY_AFTER_S
+from kvstitch.service.messages.replies import (
     Done,
     Failed,
     GateStates,
@@ -31,8 +31,8 @@ from service.messages.replies import (
     Ready,
     Stats,
 )
-from service.messages.reports import Forecast
-from service.messages.requests import ChunkNames, Generate, Precompute, Prefetch, Purge
+from kvstitch.service.messages.reports import Forecast
+from kvstitch.service.messages.requests import ChunkNames, Generate, Precompute, Prefetch, Purge
 
 # Tokens that an answer is expected to have before there was one, and the weight of the newest.
 USUAL_ANSWER = 64.0

@@ -15,15 +15,15 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from kvstitch.records.answers import Answer
-from service.errors import KvstitchError, WorkerFault
-from service.gateway.admission import CallContext
-from service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
-from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
-from service.gateway.composition import Gateway
-from service.gateway.http.dependencies import note
-from service.gateway.http.problems import cut_off, error_object
-from service.gateway.prompts.conversation import question_of
-from service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.errors import KvstitchError, WorkerFault
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
+from kvstitch.service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.dependencies import note
+from kvstitch.service.gateway.http.problems import cut_off, error_object
+from kvstitch.service.gateway.prompts.conversation import question_of
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import ForeignOrigin, UnknownHost
-from service.gateway.http.problems import respond
-from service.settings import Settings
-from service.settings.fields import parts
-from service.shared.fleet_secret import is_loopback
+from kvstitch.service.errors import ForeignOrigin, UnknownHost
+from kvstitch.service.gateway.http.problems import respond
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.fields import parts
+from kvstitch.service.shared.fleet_secret import is_loopback
 
 READING_METHODS = ("GET", "HEAD", "OPTIONS")
 ANY = "*"

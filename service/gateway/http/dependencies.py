@@ -16,13 +16,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.types import Scope
 
-from service.errors import UnsupportedMediaType
-from service.gateway.admission import CallContext
-from service.gateway.auth.access import Principal
-from service.gateway.composition import Gateway
-from service.gateway.documents.document_service import DocumentService
-from service.gateway.documents.job_service import JobService
-from service.gateway.json_content import read_json
+from kvstitch.service.errors import UnsupportedMediaType
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.documents.document_service import DocumentService
+from kvstitch.service.gateway.documents.job_service import JobService
+from kvstitch.service.gateway.json_content import read_json
 
 T = TypeVar("T")
 INLINE_BYTES = 16_384  # shorter bodies are parsed at once: a change of threads takes longer

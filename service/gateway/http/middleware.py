@@ -16,18 +16,18 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import (
+from kvstitch.service.errors import (
     BodyTimeout,
     BodyTooLarge,
     KvstitchError,
     MalformedBody,
     UnsupportedMediaType,
 )
-from service.gateway.auth.access import Access
-from service.gateway.http.problems import cut_off, respond
-from service.gateway.http.uploads import JSON_LINES
-from service.gateway.prometheus import GatewayMetrics
-from service.settings.serving import LimitSettings
+from kvstitch.service.gateway.auth.access import Access
+from kvstitch.service.gateway.http.problems import cut_off, respond
+from kvstitch.service.gateway.http.uploads import JSON_LINES
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.settings.serving import LimitSettings
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from service.errors import MalformedBody
-from service.gateway.documents.jobs.job_records import SpooledFile
-from service.gateway.documents.jobs.spool_folder import (
+from kvstitch.service.errors import MalformedBody
+from kvstitch.service.gateway.documents.jobs.job_records import SpooledFile
+from kvstitch.service.gateway.documents.jobs.spool_folder import (
     INLINE_BYTES,
     START_BYTES,
     SpoolWriter,
     Upload,
 )
-from service.gateway.json_content import NOT_UTF8
+from kvstitch.service.gateway.json_content import NOT_UTF8
 
 MAX_HEADER_BYTES = 16_384
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.gateway.documents.parsing.file_kinds import kind_of_media_type
-from service.gateway.schemas.admin import ErrorOut, Problem
+from kvstitch.service.gateway.documents.parsing.file_kinds import kind_of_media_type
+from kvstitch.service.gateway.schemas.admin import ErrorOut, Problem
 
 # Routes that need no key and cannot fail.
 ROUTES_WITHOUT_ERRORS = ("/health/live",)
@@ -210,7 +210,9 @@ class Example:
 def examples() -> dict[tuple[str, str], Example]:
     """Return the routes' examples by (method in lower case, path)."""
     text = (
-        files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
+        files("kvstitch.service.gateway.http")
+        .joinpath("openapi_examples.json")
+        .read_text(encoding="utf-8")
     )
     return {_key(route): Example(**recorded) for route, recorded in json.loads(text).items()}
 

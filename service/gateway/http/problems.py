@@ -5,7 +5,7 @@
 
 and at routes of plugins what these say (`GatewayPart.errors`).
 
-Status and code come from the error's class, see `service.errors`.
+Status and code come from the error's class, see `kvstitch.service.errors`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.errors import InvalidToken, KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
-from service.gateway.json_content import from_validation
+from kvstitch.service.errors import (
+    InvalidToken,
+    KvstitchError,
+    Unroutable,
+    WorkerFault,
+    WorkerUnavailable,
+)
+from kvstitch.service.gateway.json_content import from_validation
 
 _OPENAI_ERROR_TYPES = {
     401: "authentication_error",

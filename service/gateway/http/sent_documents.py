@@ -9,12 +9,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
-from service.gateway.schemas.admin import DocumentIn
-from service.gateway.schemas.fields import composed
-from service.gateway.search.search_query import readers_of
+from kvstitch.service.errors import BodyTooLarge, InvalidRequest, MalformedBody
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
+from kvstitch.service.gateway.json_content import (
+    NOT_UTF8,
+    from_validation,
+    has_more_values,
+    validated,
+)
+from kvstitch.service.gateway.schemas.admin import DocumentIn
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.gateway.search.search_query import readers_of
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6

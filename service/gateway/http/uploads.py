@@ -20,27 +20,32 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.jobs.spool_folder import Upload
-from service.gateway.documents.parsing.file_kinds import (
+from kvstitch.service.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    MalformedBody,
+    UnsupportedMediaType,
+)
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
+from kvstitch.service.gateway.documents.jobs.spool_folder import Upload
+from kvstitch.service.gateway.documents.parsing.file_kinds import (
     file_kind,
     is_binary,
     kind_of_media_type,
     kind_of_start,
 )
-from service.gateway.http.dependencies import INLINE_BYTES, MOST_NAMES, GatewayDep, note
-from service.gateway.http.multipart import Part, charset_of, decoded, read_parts
-from service.gateway.http.sent_documents import (
+from kvstitch.service.gateway.http.dependencies import INLINE_BYTES, MOST_NAMES, GatewayDep, note
+from kvstitch.service.gateway.http.multipart import Part, charset_of, decoded, read_parts
+from kvstitch.service.gateway.http.sent_documents import (
     file_document,
     json_document,
     line_limit,
     parse_line,
     split_readers,
 )
-from service.gateway.json_content import read_json, validated
-from service.gateway.schemas.admin import PrecomputeRequest
-from service.settings.serving import LimitSettings
+from kvstitch.service.gateway.json_content import read_json, validated
+from kvstitch.service.gateway.schemas.admin import PrecomputeRequest
+from kvstitch.service.settings.serving import LimitSettings
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 MAX_FIELD_BYTES = 65_536

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages.requests import ChunkTokens
-from service.settings import Settings
+from kvstitch.retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.messages.requests import ChunkTokens
+from kvstitch.service.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.model_folder import (
+from kvstitch.service.errors import InvalidRequest, ModelRefused
+from kvstitch.service.gateway.prompts.model_folder import (
     DOCUMENTS_MARK,
     INSTRUCTION,
     ChatTemplate,
     ModelFolder,
 )
-from service.prompt import PromptFormat, Turn
+from kvstitch.service.prompt import PromptFormat, Turn
 
 CACHED_TEMPLATES = 256
 LONGEST_CACHED = 64

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from kvstitch.records.answers import LikelyToken, TokenLogprob
-from service.gateway.tool_calls.call_parser import overlap
-from service.messages.replies import TokenItem
+from kvstitch.service.gateway.tool_calls.call_parser import overlap
+from kvstitch.service.messages.replies import TokenItem
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

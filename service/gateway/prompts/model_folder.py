@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from service.errors import KvstitchError, ModelRefused
-from service.gateway.tool_calls.tools import Tool
-from service.prompt import FORMAT_FILE, PromptFormat
+from kvstitch.service.errors import KvstitchError, ModelRefused
+from kvstitch.service.gateway.tool_calls.tools import Tool
+from kvstitch.service.prompt import FORMAT_FILE, PromptFormat
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retriever import Chunk, ChunkSettings
-from service.errors import PromptTooLong
-from service.gateway.prompts.conversation import conversation_format, turn_places
-from service.gateway.prompts.detokenizer import AnswerText
-from service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
-from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
-from service.gateway.prompts.tool_conversation import WrittenText, tool_conversation
-from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.tool_calls.tools import ToolForm, ToolSet
-from service.messages.requests import ChunkTokens
-from service.prompt import Turn, system_ids
-from service.settings import Settings
+from kvstitch.retriever import Chunk, ChunkSettings
+from kvstitch.service.errors import PromptTooLong
+from kvstitch.service.gateway.prompts.conversation import conversation_format, turn_places
+from kvstitch.service.gateway.prompts.detokenizer import AnswerText
+from kvstitch.service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
+from kvstitch.service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
+from kvstitch.service.gateway.prompts.tool_conversation import WrittenText, tool_conversation
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.gateway.tool_calls.tools import ToolForm, ToolSet
+from kvstitch.service.messages.requests import ChunkTokens
+from kvstitch.service.prompt import Turn, system_ids
+from kvstitch.service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3
 MAX_CHARS_PER_TOKEN = 32

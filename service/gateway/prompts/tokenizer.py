@@ -20,14 +20,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from retriever.embedders import keep_no_words
-from service.errors import ModelRefused
-from service.gateway.prompts.detokenizer import TokenPieces
-from service.gateway.prompts.model_folder import ModelFolder
+from kvstitch.retriever.embedders import keep_no_words
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.gateway.prompts.detokenizer import TokenPieces
+from kvstitch.service.gateway.prompts.model_folder import ModelFolder
 
 
 class ServingTokenizer:
-    """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
+    """A `kvstitch.service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
 
     Args:
         bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.conversation import (
+from kvstitch.service.errors import InvalidRequest, ModelRefused
+from kvstitch.service.gateway.prompts.conversation import (
     ConversationFormat,
     instruct,
     messages_around_documents,
@@ -32,13 +32,13 @@ from service.gateway.prompts.conversation import (
     render_messages,
     turn_places,
 )
-from service.gateway.prompts.model_folder import (
+from kvstitch.service.gateway.prompts.model_folder import (
     DOCUMENTS_MARK,
     INSTRUCTION,
     ChatTemplate,
     ModelFolder,
 )
-from service.gateway.tool_calls.tools import (
+from kvstitch.service.gateway.tool_calls.tools import (
     FORMS,
     HERMES,
     ToolForm,
@@ -47,7 +47,7 @@ from service.gateway.tool_calls.tools import (
     result_text,
     template_id,
 )
-from service.prompt import Turn
+from kvstitch.service.prompt import Turn
 
 CACHED_TOOLS = 64
 _IN_JSON = re.compile(r'"\{t(\d+)\}"')  # of a template that writes results as JSON

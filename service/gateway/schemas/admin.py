@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
-from service.gateway.schemas.fields import (
+from kvstitch.service.gateway.schemas.fields import (
     DocId,
     NewDocId,
     Readers,
@@ -15,8 +15,8 @@ from service.gateway.schemas.fields import (
     Unicode,
     encodable,
 )
-from service.messages.reports import GateStateName
-from service.messages.requests import Method
+from kvstitch.service.messages.reports import GateStateName
+from kvstitch.service.messages.requests import Method
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
 

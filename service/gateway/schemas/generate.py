@@ -12,11 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model
 from pydantic.json_schema import SkipJsonSchema
 
 from kvstitch.records.answers import Condense, Unanswerable
-from service.errors import InvalidRequest
-from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
-from service.gateway.tool_calls.tools import ToolSet
-from service.messages.requests import ColdMode, HistoryMode
-from service.prompt import Turn
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.schemas.fields import (
+    STRICT,
+    NewDocId,
+    Stops,
+    StrictModel,
+    Title,
+    Unicode,
+)
+from kvstitch.service.gateway.tool_calls.tools import ToolSet
+from kvstitch.service.messages.requests import ColdMode, HistoryMode
+from kvstitch.service.prompt import Turn
 
 CiteStyle = Literal["none", "marks", "inline"]
 MAX_LOGPROBS = 20  # as OpenAI has it, on the chat route and here

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from service.gateway.schemas.fields import LENIENT, Stops, Unicode
-from service.gateway.schemas.generate import MAX_LOGPROBS, Choices, MethodChoice
-from service.gateway.tool_calls.tools import NAME_PATTERN
+from kvstitch.service.gateway.schemas.fields import LENIENT, Stops, Unicode
+from kvstitch.service.gateway.schemas.generate import MAX_LOGPROBS, Choices, MethodChoice
+from kvstitch.service.gateway.tool_calls.tools import NAME_PATTERN
 
 MAX_CHOICES = 16
 

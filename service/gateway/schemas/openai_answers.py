@@ -16,7 +16,7 @@ from kvstitch.records.answers import (
     TokenLogprob,
     Usage,
 )
-from service.gateway.schemas.openai import OfFunction
+from kvstitch.service.gateway.schemas.openai import OfFunction
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

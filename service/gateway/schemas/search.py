@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.fields import LENIENT, Unicode
-from service.gateway.schemas.generate import SearchChoices
+from kvstitch.service.gateway.schemas.fields import LENIENT, Unicode
+from kvstitch.service.gateway.schemas.generate import SearchChoices
 
 
 class SearchRequest(SearchChoices):

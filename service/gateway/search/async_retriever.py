@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from retriever import (
+from kvstitch.retriever import (
     EmbeddedDocument,
     Embedder,
     EndpointEmbedder,
@@ -27,12 +27,12 @@ from retriever import (
     Reranker,
     Retriever,
 )
-from retriever.errors import RetrieverError
-from service.errors import DiskFull, KvstitchError, WorkerUnavailable
-from service.gateway.data_folder import DiskGuard
-from service.gateway.search.search_query import service_error
-from service.settings import Settings
-from service.shared.resources import behind_answers, give_back
+from kvstitch.retriever.errors import RetrieverError
+from kvstitch.service.errors import DiskFull, KvstitchError, WorkerUnavailable
+from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.search.search_query import service_error
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.resources import behind_answers, give_back
 
 P = ParamSpec("P")
 T = TypeVar("T")

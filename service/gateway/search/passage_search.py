@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from kvstitch.records.answers import Citation, RankedBy
-from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
-from retriever.filters import MATCH_ALL, as_elements
-from retriever.relevance import FLOOR
-from retriever.search import K
-from service.errors import InvalidRequest, NotFound
-from service.gateway.schemas.generate import SearchChoices
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import SearchQuery
-from service.settings import Settings
+from kvstitch.retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
+from kvstitch.retriever.filters import MATCH_ALL, as_elements
+from kvstitch.retriever.relevance import FLOOR
+from kvstitch.retriever.search import K
+from kvstitch.service.errors import InvalidRequest, NotFound
+from kvstitch.service.gateway.schemas.generate import SearchChoices
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.search_query import SearchQuery
+from kvstitch.service.settings import Settings
 
 T = TypeVar("T")
 # A reranker gets this many candidates per wanted passage, and at least so many.

@@ -9,27 +9,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from retriever import Filter, Scope, SearchMode, parse_filter
-from retriever.errors import (
+from kvstitch.retriever import Filter, Scope, SearchMode, parse_filter
+from kvstitch.retriever.errors import (
     EmbedderError,
     InvalidDocument,
     InvalidQuery,
     RetrieverError,
     Unreachable,
 )
-from retriever.filters import MATCH_ALL
-from retriever.scope import DEFAULT_SCOPE, joined_readers
-from retriever.search import MAX_FUSED_SCORE
-from service.errors import (
+from kvstitch.retriever.filters import MATCH_ALL
+from kvstitch.retriever.scope import DEFAULT_SCOPE, joined_readers
+from kvstitch.retriever.search import MAX_FUSED_SCORE
+from kvstitch.service.errors import (
     DatabaseUnavailable,
     InternalError,
     InvalidRequest,
     KvstitchError,
 )
-from service.gateway.auth.access import Principal
-from service.gateway.schemas.fields import composed
-from service.gateway.schemas.generate import SearchChoices
-from service.settings import Settings
+from kvstitch.service.gateway.auth.access import Principal
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.gateway.schemas.generate import SearchChoices
+from kvstitch.service.settings import Settings
 
 
 def document_scope(principal: Principal, collection: str | None) -> Scope:

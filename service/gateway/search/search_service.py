@@ -7,14 +7,14 @@ from dataclasses import fields
 from functools import partial
 
 from kvstitch.records.answers import FoundPassage, SearchResult, SearchResults
-from service.errors import InvalidRequest
-from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.schemas.search import SearchRequest
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
-from service.gateway.search.search_query import search_query
-from service.settings import Settings
-from service.shared.tracing import Tracing, attributes_of, failure
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
+from kvstitch.service.gateway.schemas.search import SearchRequest
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
+from kvstitch.service.gateway.search.search_query import search_query
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.tracing import Tracing, attributes_of, failure
 
 
 class SearchService:

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstitch.records.answers import RerankedText, Reranking, RerankResult, RerankUsage
-from retriever import Embedder
-from retriever.embedders import space_of
-from retriever.errors import RerankerError, RetrieverError
-from service.errors import (
+from kvstitch.retriever import Embedder
+from kvstitch.retriever.embedders import space_of
+from kvstitch.retriever.errors import RerankerError, RetrieverError
+from kvstitch.service.errors import (
     InvalidRequest,
     ModelNotFound,
     NoReranker,
@@ -27,13 +27,13 @@ from service.errors import (
     RerankerFailed,
     Unsupported,
 )
-from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.schemas.search import EmbeddingsRequest, RerankRequest
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.search_query import service_error
-from service.settings import Settings
-from service.shared.tracing import Tracing, attributes_of, failure, span_name
+from kvstitch.service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
+from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
+from kvstitch.service.gateway.schemas.search import EmbeddingsRequest, RerankRequest
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.search.search_query import service_error
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.tracing import Tracing, attributes_of, failure, span_name
 
 # One call may keep the embedder busy for a minute: more of them would only wait, and take the
 # places of answers meanwhile.

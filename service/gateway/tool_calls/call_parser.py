@@ -16,9 +16,9 @@ import re
 import uuid
 from dataclasses import dataclass, field, replace
 
-from service.gateway.tool_calls.json_call import CallReader
-from service.gateway.tool_calls.tools import ToolForm, ToolSet
-from service.prompt import ToolCall
+from kvstitch.service.gateway.tool_calls.json_call import CallReader
+from kvstitch.service.gateway.tool_calls.tools import ToolForm, ToolSet
+from kvstitch.service.prompt import ToolCall
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from service.prompt import ToolCall
+from kvstitch.service.prompt import ToolCall
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 

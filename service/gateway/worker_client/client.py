@@ -8,10 +8,10 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
-from encryption.keyring import EncryptionError
-from service.errors import Overloaded, WorkerUnavailable, from_code
-from service.gateway.worker_client.connection import RETRY_AFTER_S, WorkerConnection
-from service.messages.replies import (
+from kvstitch.encryption.keyring import EncryptionError
+from kvstitch.service.errors import Overloaded, WorkerUnavailable, from_code
+from kvstitch.service.gateway.worker_client.connection import RETRY_AFTER_S, WorkerConnection
+from kvstitch.service.messages.replies import (
     Done,
     Explained,
     Failed,
@@ -20,8 +20,8 @@ from service.messages.replies import (
     Purged,
     TokenItem,
 )
-from service.messages.reports import Forecast
-from service.messages.requests import (
+from kvstitch.service.messages.reports import Forecast
+from kvstitch.service.messages.requests import (
     Abort,
     AskGate,
     AskHoldings,

@@ -21,11 +21,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from encryption.keyring import Keyring
-from service.errors import Overloaded, WorkerUnavailable
-from service.gateway.worker_client.sockets import dealer, when_broken
-from service.messages import wire
-from service.messages.replies import (
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.service.errors import Overloaded, WorkerUnavailable
+from kvstitch.service.gateway.worker_client.sockets import dealer, when_broken
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import (
     Done,
     Failed,
     FromWorker,
@@ -35,8 +35,8 @@ from service.messages.replies import (
     TokenItem,
     Tokens,
 )
-from service.messages.requests import Hello, Keys, Message, Ping, Shutdown
-from service.messages.wire import KNOWN_PROTOCOLS
+from kvstitch.service.messages.requests import Hello, Keys, Message, Ping, Shutdown
+from kvstitch.service.messages.wire import KNOWN_PROTOCOLS
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from service.messages import wire
-from service.shared import fleet_secret
+from kvstitch.service.messages import wire
+from kvstitch.service.shared import fleet_secret
 
 # A machine that is switched off closes no connection, so silence has to be noticed.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 8_000

@@ -18,15 +18,15 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from service.errors import KvstitchError
-from service.gateway.worker_client import sockets
-from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
-from service.shared import logs, resources
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.worker_client import sockets
+from kvstitch.service.gateway.worker_client.connection import RESTARTED, WorkerConnection
+from kvstitch.service.shared import logs, resources
+from kvstitch.service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "service.worker")
+COMMAND = (sys.executable, "-m", "kvstitch.service.worker")
 REFUSED = 3  # exit code of a worker that will never start with this model or these settings
 HEALTHY_AFTER_S = 60  # a worker that lived so long is restarted after the shortest pause
 _TAIL_BYTES = 8192

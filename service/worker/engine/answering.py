@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.errors import KvstitchError
-from service.messages.replies import Done, Failed, Reply, TokenItem
-from service.worker.engine.scheduler import Scheduler
-from service.worker.forward.decode import BatchDecoder
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.prompt_loads import PromptLoads
-from service.worker.prefix_cache import PrefixCache
-from service.worker.sampling.draft import Drafter
-from service.worker.sampling.sampler import token_logprobs
-from service.worker.sequences.report import report
-from service.worker.sequences.reuse import cached_prompt
-from service.worker.sequences.sequence import EngineSequence, prompt_ids
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.messages.replies import Done, Failed, Reply, TokenItem
+from kvstitch.service.worker.engine.scheduler import Scheduler
+from kvstitch.service.worker.forward.decode import BatchDecoder
+from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
+from kvstitch.service.worker.loading.prompt_loads import PromptLoads
+from kvstitch.service.worker.prefix_cache import PrefixCache
+from kvstitch.service.worker.sampling.draft import Drafter
+from kvstitch.service.worker.sampling.sampler import token_logprobs
+from kvstitch.service.worker.sequences.report import report
+from kvstitch.service.worker.sequences.reuse import cached_prompt
+from kvstitch.service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 

@@ -2,7 +2,7 @@
 
 It has no sockets and no threads of its own (the loader has threads). A step starts a prefill, runs
 one decode step for all running sequences, then some steps of the prefill, and, if there is time,
-idle work. `service.worker.engine.scheduler` decides how much of each.
+idle work. `kvstitch.service.worker.engine.scheduler` decides how much of each.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from dataclasses import dataclass
 
 import torch
 
-from service.errors import InvalidRequest, KvstitchError
-from service.messages.replies import Reply
-from service.messages.requests import Generate
-from service.worker.engine.answering import Answering, Endings
-from service.worker.engine.prefilling import Prefilling
-from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
-from service.worker.forward.attention_pass import Recordings
-from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.decode import BatchDecoder
-from service.worker.gate.correctness_gate import Gate, GateSettings
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.kv.pool import KVPool
-from service.worker.loading.cost_model import Line
-from service.worker.loading.loader import Loader
-from service.worker.loading.planner import FullPrefillTimer, Planner
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.prompt_loads import MissingChunks, PromptLoads
-from service.worker.methods.registry import chunk_extra
-from service.worker.model.addressing import Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import ModelFacts
-from service.worker.prefix_cache import PrefixCache, holds
-from service.worker.sampling.grammar import Grammars
-from service.worker.sequences.admission import Admission
-from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.report import Explainer
-from service.worker.sequences.reuse import find_history, find_reuse, seen_by
-from service.worker.sequences.sequence import prompt_ids
+from kvstitch.service.errors import InvalidRequest, KvstitchError
+from kvstitch.service.messages.replies import Reply
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.worker.engine.answering import Answering, Endings
+from kvstitch.service.worker.engine.prefilling import Prefilling
+from kvstitch.service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
+from kvstitch.service.worker.forward.attention_pass import Recordings
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill
+from kvstitch.service.worker.forward.decode import BatchDecoder
+from kvstitch.service.worker.gate.correctness_gate import Gate, GateSettings
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.loading.cost_model import Line
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.planner import FullPrefillTimer, Planner
+from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
+from kvstitch.service.worker.loading.prompt_loads import MissingChunks, PromptLoads
+from kvstitch.service.worker.methods.registry import chunk_extra
+from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.prefix_cache import PrefixCache, holds
+from kvstitch.service.worker.sampling.grammar import Grammars
+from kvstitch.service.worker.sequences.admission import Admission
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
+from kvstitch.service.worker.sequences.report import Explainer
+from kvstitch.service.worker.sequences.reuse import find_history, find_reuse, seen_by
+from kvstitch.service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 

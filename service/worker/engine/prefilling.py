@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from service.worker.engine.answering import Answering, Endings
-from service.worker.engine.scheduler import Scheduler, StepBudget
-from service.worker.gate.correctness_gate import Gate
-from service.worker.kv.pool import KVPool
-from service.worker.loading.load_plan import waiting_prompt
-from service.worker.loading.planner import FullPrefillTimer, Planner
-from service.worker.loading.segment_load import Loads
-from service.worker.methods.bases.eviction import evict
-from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.prefix_cache import PrefixCache
-from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.reuse import find_history, find_reuse
-from service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.worker.engine.answering import Answering, Endings
+from kvstitch.service.worker.engine.scheduler import Scheduler, StepBudget
+from kvstitch.service.worker.gate.correctness_gate import Gate
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.loading.load_plan import waiting_prompt
+from kvstitch.service.worker.loading.planner import FullPrefillTimer, Planner
+from kvstitch.service.worker.loading.segment_load import Loads
+from kvstitch.service.worker.methods.bases.eviction import evict
+from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.prefix_cache import PrefixCache
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
+from kvstitch.service.worker.sequences.reuse import find_history, find_reuse
+from kvstitch.service.worker.sequences.sequence import EngineSequence
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from service.errors import Overloaded
-from service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.errors import Overloaded
+from kvstitch.service.worker.sequences.sequence import EngineSequence
 
 # Most prefills that are started and not finished; another one starts only while all others wait.
 MAX_PREFILLING = 4

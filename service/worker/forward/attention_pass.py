@@ -10,23 +10,23 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
-from service.worker.kernels.cpu import prefill_attention
-from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
-from service.worker.kernels.cpu.prefill_attention import PassLayer
-from service.worker.kernels.cpu.rotation import StoredSegment
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import (
+from kvstitch.service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
+from kvstitch.service.worker.kernels.cpu import prefill_attention
+from kvstitch.service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
+from kvstitch.service.worker.kernels.cpu.prefill_attention import PassLayer
+from kvstitch.service.worker.kernels.cpu.rotation import StoredSegment
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
     DenseMethod,
     Probes,
     RowWeights,
     Sight,
 )
-from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import PLAIN, FlopCount
-from service.worker.steps import Steps
+from kvstitch.service.worker.model.attention import attend_rows, attend_with_scores
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import PLAIN, FlopCount
+from kvstitch.service.worker.steps import Steps
 
 
 class Replayed(NamedTuple):

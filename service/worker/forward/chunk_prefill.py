@@ -21,15 +21,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk, encode_chunk
-from service.worker.forward.kv_placement import kv_placer, write_rows
-from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import CachedSegment, ChunkExtra, ChunkLayer, ExtraBuilder
-from service.worker.model.addressing import Address
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import chunk_prefill
-from service.worker.steps import Steps
+from kvstitch.kvstore import EncodedChunk, encode_chunk
+from kvstitch.service.worker.forward.kv_placement import kv_placer, write_rows
+from kvstitch.service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import (
+    CachedSegment,
+    ChunkExtra,
+    ChunkLayer,
+    ExtraBuilder,
+)
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import chunk_prefill
+from kvstitch.service.worker.steps import Steps
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.

@@ -16,15 +16,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import write_tokens
-from service.worker.kernels.cpu import linear_few_rows
-from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kernel_for
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.attention import attend_last
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import AttentionRule
-from service.worker.model.projection import FOR_KERNELS, layer_weights
+from kvstitch.service.worker.forward.kv_placement import write_tokens
+from kvstitch.service.worker.kernels.cpu import linear_few_rows
+from kvstitch.service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kernel_for
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.model.attention import attend_last
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import AttentionRule
+from kvstitch.service.worker.model.projection import FOR_KERNELS, layer_weights
 
 
 class Decodable(Protocol):

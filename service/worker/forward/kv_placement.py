@@ -9,15 +9,15 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from kvstore import EncodedChunk
-from service.worker.kernels.cpu import rotation
-from service.worker.kernels.cpu.rotation import StoredSegment
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.kv.pool import KVPool
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import CachedSegment, Replaced
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.rope import RotaryTable
+from kvstitch.kvstore import EncodedChunk
+from kvstitch.service.worker.kernels.cpu import rotation
+from kvstitch.service.worker.kernels.cpu.rotation import StoredSegment
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import CachedSegment, Replaced
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.rope import RotaryTable
 
 
 class PromptKV(Protocol):

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import write_and_rotate
-from service.worker.methods.layer_view import ProjectedRows, Replaced
-from service.worker.model.attention import attend_rows
-from service.worker.model.decoder import DecoderModel
-from service.worker.steps import Steps
+from kvstitch.service.worker.forward.kv_placement import write_and_rotate
+from kvstitch.service.worker.methods.layer_view import ProjectedRows, Replaced
+from kvstitch.service.worker.model.attention import attend_rows
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.steps import Steps
 
 # Rows of a tile. On a CPU, weights are converted to fp32 once per tile: 512 rows take a fifth less
 # time than four times 128 rows. There are pauses within what takes longer than a decode step: the

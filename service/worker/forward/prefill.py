@@ -19,24 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.forward.attention_pass import AttentionPass, RecordedRuns, Recordings
-from service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
-from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import (
+from kvstitch.service.worker.forward.attention_pass import AttentionPass, RecordedRuns, Recordings
+from kvstitch.service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
+from kvstitch.service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
     DenseMethod,
     RowWeights,
     Sight,
 )
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
-from service.worker.methods.stored_kv import Shift
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import FlopCount
-from service.worker.steps import Steps
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.layer_view import (
+    CachedSegment,
+    LayerView,
+    PrefillResult,
+    ProjectedRows,
+)
+from kvstitch.service.worker.methods.stored_kv import Shift
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import FlopCount
+from kvstitch.service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]

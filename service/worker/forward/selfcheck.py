@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.kv_placement import LayerViews
-from service.worker.forward.prefill import prefill
-from service.worker.layout import Prefix, PromptLayout
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import LayerView
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.rope import static_positions
-from service.worker.steps import run
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.kv_placement import LayerViews
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.layout import Prefix, PromptLayout
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.rope import static_positions
+from kvstitch.service.worker.steps import run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # A window of up to so many tokens is probed: D is then longer. A longer probe

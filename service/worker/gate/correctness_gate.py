@@ -18,22 +18,22 @@ from random import Random
 
 from torch import Tensor
 
-from service.messages.replies import GateState
-from service.messages.reports import GATE_STATES
-from service.messages.requests import Generate
-from service.shared.metrics import GATE_OUTCOMES, KL_BUCKETS, Sample
-from service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
-from service.worker.gate.policy import Bounds, Observation
-from service.worker.gate.shadow import Shadow, compare, full_logits
-from service.worker.kv.pool import KVPool
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.prompt_loads import PromptLoads
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.addressing import Address
-from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sequence import EngineSequence
-from service.worker.steps import Steps, Wait
+from kvstitch.service.messages.replies import GateState
+from kvstitch.service.messages.reports import GATE_STATES
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.shared.metrics import GATE_OUTCOMES, KL_BUCKETS, Sample
+from kvstitch.service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
+from kvstitch.service.worker.gate.policy import Bounds, Observation
+from kvstitch.service.worker.gate.shadow import Shadow, compare, full_logits
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
+from kvstitch.service.worker.loading.prompt_loads import PromptLoads
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
+from kvstitch.service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.worker.steps import Steps, Wait
 
 log = logging.getLogger("kvstitch.gate")
 

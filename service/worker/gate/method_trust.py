@@ -11,14 +11,20 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
-from service.errors import InvalidRequest
-from service.messages.replies import GateState
-from service.messages.reports import GATE_STATES, GateNote, GateStateName
-from service.messages.requests import Method
-from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.sequences.sequence import AllowedMethod
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.messages.replies import GateState
+from kvstitch.service.messages.reports import GATE_STATES, GateNote, GateStateName
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.worker.gate.policy import (
+    Bounds,
+    DriftMonitor,
+    Observation,
+    agreement_of,
+    mean_kl,
+)
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.sequences.sequence import AllowedMethod
 
 log = logging.getLogger("kvstitch.gate")
 

@@ -15,21 +15,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from service.messages.requests import Generate, Sampling
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.gate.policy import Observation
-from service.worker.kv.pool import KVPool
-from service.worker.layout import PromptLayout
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.addressing import Address
-from service.worker.model.decoder import DecoderModel
-from service.worker.sampling.sampler import Sampler
-from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sequence import Asked, EngineSequence
-from service.worker.steps import Steps
+from kvstitch.service.messages.requests import Generate, Sampling
+from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.gate.policy import Observation
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.sampling.sampler import Sampler
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
+from kvstitch.service.worker.sequences.sequence import Asked, EngineSequence
+from kvstitch.service.worker.steps import Steps
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.plugins import hooks
-from service.worker.kernels.cpu import native
+from kvstitch.service.plugins import hooks
+from kvstitch.service.worker.kernels.cpu import native
 
 
 class DeviceKernels:
@@ -84,7 +84,7 @@ class DeviceKernels:
         return None
 
     def squared_deviation(self, view: Any, *, keys: bool, values: bool) -> Tensor | None:
-        """`service.worker.methods.stored_kv.squared_deviation`."""
+        """`kvstitch.service.worker.methods.stored_kv.squared_deviation`."""
         return None
 
     # -- attention --------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.weight import zeros_in_huge_pages
-from service.worker.kv.extents import ExtentAllocator
+from kvstitch.service.worker.kernels.cpu.weight import zeros_in_huge_pages
+from kvstitch.service.worker.kv.extents import ExtentAllocator
 
 
 class KVPool:

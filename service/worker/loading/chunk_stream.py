@@ -16,9 +16,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome, ReadProblem
-from kvstore.format.tensor_layout import tensor_layout
-from service.worker.model.addressing import Address
+from kvstitch.kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome, ReadProblem
+from kvstitch.kvstore.format.tensor_layout import tensor_layout
+from kvstitch.service.worker.model.addressing import Address
 
 # Approximate size of a part; for much smaller parts, a read's latency would exceed its transfer.
 PART_BYTES = 1 << 20

@@ -12,9 +12,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.plugins import tiers
-from service.worker.methods.bases.fusion import FusionMethod, Phase, PromptShape, total_flops
-from service.worker.model.model_facts import FlopCount, Shape, chunk_prefill
+from kvstitch.service.plugins import tiers
+from kvstitch.service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    total_flops,
+)
+from kvstitch.service.worker.model.model_facts import FlopCount, Shape, chunk_prefill
 
 # Weight of a measurement relative to the one after it: about the last ten count.
 FADE = 0.9

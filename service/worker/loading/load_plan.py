@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.worker.loading.chunk_stream import parts_of, stored_bytes
-from service.worker.loading.cost_model import LoadableSegment, Prompt
-from service.worker.loading.loader import MEMORY
-from service.worker.loading.planner import Planner
-from service.worker.loading.segment_load import UNCACHED, Loads, SegmentLoad
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.model.addressing import Address
+from kvstitch.service.worker.loading.chunk_stream import parts_of, stored_bytes
+from kvstitch.service.worker.loading.cost_model import LoadableSegment, Prompt
+from kvstitch.service.worker.loading.loader import MEMORY
+from kvstitch.service.worker.loading.planner import Planner
+from kvstitch.service.worker.loading.segment_load import UNCACHED, Loads, SegmentLoad
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.model.addressing import Address
 
 
 @dataclass(frozen=True)

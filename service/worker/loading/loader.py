@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from kvstore import EncodedChunk, ReadOutcome, TieredStore
-from service.worker.forward.chunk_prefill import ComputedChunk
-from service.worker.loading.chunk_stream import ChunkStream, parts_of
-from service.worker.loading.cost_model import TierEstimates
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.model.addressing import Address
+from kvstitch.kvstore import EncodedChunk, ReadOutcome, TieredStore
+from kvstitch.service.worker.forward.chunk_prefill import ComputedChunk
+from kvstitch.service.worker.loading.chunk_stream import ChunkStream, parts_of
+from kvstitch.service.worker.loading.cost_model import TierEstimates
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.model.addressing import Address
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.layout import PromptLayout
-from service.worker.loading.cost_model import (
+from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.cost_model import (
     CostModel,
     Line,
     LoadableSegment,
@@ -28,12 +28,12 @@ from service.worker.loading.cost_model import (
     cheapest,
     hidden_ratio,
 )
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import full_prefill
-from service.worker.steps import Steps
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import full_prefill
+from kvstitch.service.worker.steps import Steps
 
 Kind = type[FusionMethod]
 

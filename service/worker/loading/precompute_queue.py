@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from service.messages.replies import Precomputed
-from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
-from service.worker.loading.loader import Loader
-from service.worker.loading.segment_load import Load
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.model.addressing import Address
-from service.worker.steps import Steps
+from kvstitch.service.messages.replies import Precomputed
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.segment_load import Load
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.steps import Steps
 
 # Nothing more is computed while so many chunks and tiles of rows are not yet written; bounds memory
 # when the disk is slow.

@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
-from service.worker.forward.prefill import Progress
-from service.worker.layout import PromptLayout
-from service.worker.loading.load_plan import (
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
+from kvstitch.service.worker.forward.prefill import Progress
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.load_plan import (
     PromptToLoad,
     found_segments,
     plan_loads,
     waiting_prompt,
 )
-from service.worker.loading.loader import Loader
-from service.worker.loading.planner import FASTER, LATE, WHOLE, Planner
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import RECOMPUTE, Load, Loads, SegmentLoad
-from service.worker.methods.bases.fusion import PartialMethod, Reads
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.steps import Steps, Within
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.planner import FASTER, LATE, WHOLE, Planner
+from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
+from kvstitch.service.worker.loading.segment_load import RECOMPUTE, Load, Loads, SegmentLoad
+from kvstitch.service.worker.methods.bases.fusion import PartialMethod, Reads
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.steps import Steps, Within
 
 
 class SegmentLost(Exception):

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore import EncodedChunk
-from service.worker.loading.chunk_stream import ChunkStream, stored_bytes
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.model.addressing import Address
+from kvstitch.kvstore import EncodedChunk
+from kvstitch.service.worker.loading.chunk_stream import ChunkStream, stored_bytes
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.model.addressing import Address
 
 LOAD, RECOMPUTE = "load", "recompute"
 UNCACHED = "cold"

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from service.worker.layout import PromptLayout
-from service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount
-from service.worker.model.rope import RotaryTable
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount
+from kvstitch.service.worker.model.rope import RotaryTable
 
 
 class CachedSegment(Protocol):

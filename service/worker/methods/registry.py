@@ -12,16 +12,16 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-import service.worker.methods.eviction as eviction_package
-import service.worker.methods.fusion as fusion_package
-from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
-from service.messages.replies import OfferedMethod
-from service.plugins import hooks, load_object
-from service.shared.parameters import check, for_model, schema_of
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.model.model_facts import ModelFacts
+import kvstitch.service.worker.methods.eviction as eviction_package
+import kvstitch.service.worker.methods.fusion as fusion_package
+from kvstitch.service.errors import InvalidRequest, InvalidSetting, UnknownMethod
+from kvstitch.service.messages.replies import OfferedMethod
+from kvstitch.service.plugins import hooks, load_object
+from kvstitch.service.shared.parameters import check, for_model, schema_of
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.model.model_facts import ModelFacts
 
 
 def add_folder(folder: Path) -> None:

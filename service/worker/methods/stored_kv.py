@@ -11,10 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import rotation
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.layout import PromptLayout, to_device
-from service.worker.methods.layer_view import CachedSegment, LayerView
+from kvstitch.service.worker.kernels.cpu import rotation
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.layout import PromptLayout, to_device
+from kvstitch.service.worker.methods.layer_view import CachedSegment, LayerView
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from kvstore import ChunkSpec, chunk_key
-from service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
-from service.worker.layout import Prefix
-from service.worker.model.decoder import DecoderModel
+from kvstitch.kvstore import ChunkSpec, chunk_key
+from kvstitch.service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
+from kvstitch.service.worker.layout import Prefix
+from kvstitch.service.worker.model.decoder import DecoderModel
 
 
 @dataclass(frozen=True)

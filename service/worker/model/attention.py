@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import cpu_linear, prefill_attention
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.model.model_facts import PLAIN, AttentionRule
+from kvstitch.service.worker.kernels.cpu import cpu_linear, prefill_attention
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
 
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
 # never computed. Smaller tiles skip more, larger ones need fewer calls.

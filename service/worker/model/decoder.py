@@ -3,7 +3,7 @@
 The stock transformers modules hold the weights. The decoder calls their parts one by one, so that
 QKV can be computed for all rows and attention for some, and keys are available before RoPE.
 Projections that read the same rows are fused into one product (`projection`), which runs the way
-that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`).
+that is fastest for the number of rows (`kvstitch.service.worker.kernels.cpu.cpu_linear`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear, decode_step
-from service.worker.kernels.cpu.decode_step import LayerParts
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
-from service.worker.model.model_facts import PLAIN, AttentionRule
-from service.worker.model.projection import (
+from kvstitch.service.worker.kernels.cpu import cpu_linear, decode_step
+from kvstitch.service.worker.kernels.cpu.decode_step import LayerParts
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.model.lora_projection import Lora, rows_by_name, with_updates
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
+from kvstitch.service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
@@ -30,9 +30,9 @@ from service.worker.model.projection import (
     layer_weights,
     norm,
 )
-from service.worker.model.rope import RotaryTable, halves_order, static_positions
-from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
-from service.worker.steps import Steps, run
+from kvstitch.service.worker.model.rope import RotaryTable, halves_order, static_positions
+from kvstitch.service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
+from kvstitch.service.worker.steps import Steps, run
 
 
 class DecoderModel:

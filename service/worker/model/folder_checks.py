@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from service.worker.model.supported import (
+from kvstitch.service.worker.model.supported import (
     FAMILIES,
     PARTIAL_ROTATION,
     ROPE_TYPES_UP_TO_A_LENGTH,
@@ -172,7 +172,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 GROUP = 32
-"""Columns that share a scale in int4 (`service.worker.kernels.cpu.weight`)."""
+"""Columns that share a scale in int4 (`kvstitch.service.worker.kernels.cpu.weight`)."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ import transformers.utils
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 from transformers.utils import import_utils
 
-from kvstore.format.chunk_identity import DTYPES
-from service.errors import ModelRefused
-from service.shared.resources import free_memory
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.folder_checks import (
+from kvstitch.kvstore.format.chunk_identity import DTYPES
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.shared.resources import free_memory
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.folder_checks import (
     DEQUANTISED,
     family_fault,
     quantisation_fault,
@@ -28,7 +28,7 @@ from service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
-from service.worker.model.projection import quantise
+from kvstitch.service.worker.model.projection import quantise
 
 _DYNAMO = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.messages.replies import LoraInfo
-from service.worker.kernels.cpu import cpu_linear, linear_few_rows
-from service.worker.model.projection import LayerProjections, Projection
+from kvstitch.service.messages.replies import LoraInfo
+from kvstitch.service.worker.kernels.cpu import cpu_linear, linear_few_rows
+from kvstitch.service.worker.model.projection import LayerProjections, Projection
 
 
 @dataclass(frozen=True)

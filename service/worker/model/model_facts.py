@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.shared.model_fingerprint import CALIBRATION_FILE
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE
 
 
 @dataclass(frozen=True)

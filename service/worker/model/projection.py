@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear
-from service.worker.kernels.cpu.decode_step import LayerWeights
-from service.worker.kernels.cpu.weight import Weight, quantised, zeros_in_huge_pages
-from service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.kernels.cpu import cpu_linear
+from kvstitch.service.worker.kernels.cpu.decode_step import LayerWeights
+from kvstitch.service.worker.kernels.cpu.weight import Weight, quantised, zeros_in_huge_pages
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
 
 BITS = {"int8": 8, "int4": 4}
 """By the setting `quantize`."""

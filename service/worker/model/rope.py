@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.worker.kernels.cpu import rotation
-from service.worker.kernels.device_kernels import kernels_of
-from service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROPE_TYPES
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.kernels.cpu import rotation
+from kvstitch.service.worker.kernels.device_kernels import kernels_of
+from kvstitch.service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROPE_TYPES
 
 
 class RotaryTable:

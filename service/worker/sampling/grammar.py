@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.grammars.limits import WALL_S
-from service.grammars.processes import FollowedGrammar, GrammarProcesses, Step
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.grammars.limits import WALL_S
+from kvstitch.service.grammars.processes import FollowedGrammar, GrammarProcesses, Step
 
 FIELD = "guided"
 MOST_OPEN = 64

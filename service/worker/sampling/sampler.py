@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from service.messages.replies import TokenLogprobs
-from service.messages.requests import Sampling
-from service.worker.sampling.grammar import Grammar
+from kvstitch.service.messages.replies import TokenLogprobs
+from kvstitch.service.messages.requests import Sampling
+from kvstitch.service.worker.sampling.grammar import Grammar
 
 LOWEST_TEMPERATURE = 1e-6
 """Below this, exponents of 32 bits overflow; likelier tokens than the likeliest do not exist."""

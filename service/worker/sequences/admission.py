@@ -7,17 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.errors import InvalidRequest, PromptTooLong
-from service.messages.requests import ChunkTokens, Generate, Precompute, Prefetch, Sampling
-from service.shared.parameters import AUTO
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
-from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import ModelFacts
-from service.worker.sampling.grammar import FIELD, Grammars
-from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.sequence import AllowedMethod, Asked, EngineSequence, prompt_ids
+from kvstitch.service.errors import InvalidRequest, PromptTooLong
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Precompute, Prefetch, Sampling
+from kvstitch.service.shared.parameters import AUTO
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
+from kvstitch.service.worker.model.addressing import Address, Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.sampling.grammar import FIELD, Grammars
+from kvstitch.service.worker.sampling.sampler import LogitAdjustments, Sampler
+from kvstitch.service.worker.sequences.sequence import (
+    AllowedMethod,
+    Asked,
+    EngineSequence,
+    prompt_ids,
+)
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 

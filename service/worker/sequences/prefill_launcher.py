@@ -11,22 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from service.worker.forward.attention_pass import Recordings
-from service.worker.forward.prefill import Progress, prefill
-from service.worker.kv.pool import SequenceKV
-from service.worker.layout import Prefix, PromptLayout
-from service.worker.loading.prompt_loads import MissingChunks, PromptLoads, SegmentLost, Waiting
-from service.worker.loading.segment_load import Load, SegmentLoad
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import Reads
-from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import ModelFacts, full_prefill
-from service.worker.sequences.reuse import HistoryKV, continued_prefill
-from service.worker.sequences.sequence import EngineSequence
-from service.worker.sequences.token_trace import TokenTracer
-from service.worker.steps import Steps
+from kvstitch.service.worker.forward.attention_pass import Recordings
+from kvstitch.service.worker.forward.prefill import Progress, prefill
+from kvstitch.service.worker.kv.pool import SequenceKV
+from kvstitch.service.worker.layout import Prefix, PromptLayout
+from kvstitch.service.worker.loading.prompt_loads import (
+    MissingChunks,
+    PromptLoads,
+    SegmentLost,
+    Waiting,
+)
+from kvstitch.service.worker.loading.segment_load import Load, SegmentLoad
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.fusion import Reads
+from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import ModelFacts, full_prefill
+from kvstitch.service.worker.sequences.reuse import HistoryKV, continued_prefill
+from kvstitch.service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.worker.sequences.token_trace import TokenTracer
+from kvstitch.service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

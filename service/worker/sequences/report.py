@@ -9,20 +9,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from service.messages.replies import Explained, Failed
-from service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
-from service.messages.requests import ColdMode, Generate
-from service.worker.loading.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.loading.loader import Loader
-from service.worker.loading.planner import Planner
-from service.worker.loading.segment_load import UNCACHED, SegmentRead
-from service.worker.methods.bases.fusion import PromptShape
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import full_prefill
-from service.worker.prefix_cache import POOL, PrefixCache
-from service.worker.sequences.admission import Admission
-from service.worker.sequences.reuse import look_up_history, new_prompt
-from service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.messages.replies import Explained, Failed
+from kvstitch.service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
+from kvstitch.service.messages.requests import ColdMode, Generate
+from kvstitch.service.worker.loading.load_plan import (
+    FoundSegment,
+    LoadPlan,
+    found_segments,
+    plan_loads,
+)
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.planner import Planner
+from kvstitch.service.worker.loading.segment_load import UNCACHED, SegmentRead
+from kvstitch.service.worker.methods.bases.fusion import PromptShape
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import full_prefill
+from kvstitch.service.worker.prefix_cache import POOL, PrefixCache
+from kvstitch.service.worker.sequences.admission import Admission
+from kvstitch.service.worker.sequences.reuse import look_up_history, new_prompt
+from kvstitch.service.worker.sequences.sequence import EngineSequence
 
 
 def report(sequence: EngineSequence) -> Report:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from service.worker.forward.prefill import prefill
-from service.worker.kv.pool import SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.fusion import Reads
-from service.worker.methods.fusion.pie import Method as QuestionOnly
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder import DecoderModel
-from service.worker.prefix_cache import (
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.kv.pool import SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.fusion import Reads
+from kvstitch.service.worker.methods.fusion.pie import Method as QuestionOnly
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.prefix_cache import (
     MIN_TOKENS,
     CachedPrompt,
     History,
@@ -23,8 +23,8 @@ from service.worker.prefix_cache import (
     PrefixCache,
     Reuse,
 )
-from service.worker.sequences.sequence import EngineSequence, prompt_ids
-from service.worker.steps import Steps
+from kvstitch.service.worker.sequences.sequence import EngineSequence, prompt_ids
+from kvstitch.service.worker.steps import Steps
 
 
 def find_reuse(

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.messages.reports import GateNote
-from service.messages.requests import Generate
-from service.worker.forward.prefill import Progress
-from service.worker.kv.pool import SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.loading.load_plan import PromptToLoad
-from service.worker.loading.segment_load import Loads
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.addressing import Address
-from service.worker.prefix_cache import MIN_HISTORY, History, Reuse
-from service.worker.sampling.draft import Drafter
-from service.worker.sampling.sampler import Sampler
-from service.worker.sequences.token_trace import TokenTracer
-from service.worker.steps import Steps, Wait, Within
+from kvstitch.service.messages.reports import GateNote
+from kvstitch.service.messages.requests import Generate
+from kvstitch.service.worker.forward.prefill import Progress
+from kvstitch.service.worker.kv.pool import SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.load_plan import PromptToLoad
+from kvstitch.service.worker.loading.segment_load import Loads
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.prefix_cache import MIN_HISTORY, History, Reuse
+from kvstitch.service.worker.sampling.draft import Drafter
+from kvstitch.service.worker.sampling.sampler import Sampler
+from kvstitch.service.worker.sequences.token_trace import TokenTracer
+from kvstitch.service.worker.steps import Steps, Wait, Within
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from service.messages.reports import SegmentTrace, TokenRun, TokenTrace
-from service.worker.layout import PromptLayout, union
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.model.model_facts import FlopCount
+from kvstitch.service.messages.reports import SegmentTrace, TokenRun, TokenTrace
+from kvstitch.service.worker.layout import PromptLayout, union
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.layer_view import LayerView, PrefillResult
+from kvstitch.service.worker.model.model_facts import FlopCount
 
 
 @dataclass

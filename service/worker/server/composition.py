@@ -9,31 +9,36 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from encryption.keyring import Keyring
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.tiers.base import Tier
-from service import plugins
-from service.messages.replies import ModelInfo, Ready
-from service.messages.wire import PROTOCOL
-from service.shared.model_fingerprint import fingerprint
-from service.shared.tracing import tracing_to
-from service.shared.worker_settings import WorkerSettings
-from service.worker.engine.engine import Engine, EngineOptions
-from service.worker.forward import selfcheck
-from service.worker.gate.correctness_gate import GateSettings
-from service.worker.gate.policy import Bounds
-from service.worker.kernels.device_kernels import why_missing
-from service.worker.loading.loader import Loader
-from service.worker.methods.registry import add_folder, describe, eviction_methods, fusion_methods
-from service.worker.model.addressing import Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.load import default_pool_tokens, load, set_threads
-from service.worker.model.model_facts import ModelFacts, read_calibration
-from service.worker.sampling.grammar import Grammars
-from service.worker.server.leases import Leases, take_number
-from service.worker.server.link import Inbox, Link, ReplySender
-from service.worker.server.reporter import CachedChunks, Reporter
-from service.worker.server.worker_server import WorkerServer
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.service import plugins
+from kvstitch.service.messages.replies import ModelInfo, Ready
+from kvstitch.service.messages.wire import PROTOCOL
+from kvstitch.service.shared.model_fingerprint import fingerprint
+from kvstitch.service.shared.tracing import tracing_to
+from kvstitch.service.shared.worker_settings import WorkerSettings
+from kvstitch.service.worker.engine.engine import Engine, EngineOptions
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.gate.correctness_gate import GateSettings
+from kvstitch.service.worker.gate.policy import Bounds
+from kvstitch.service.worker.kernels.device_kernels import why_missing
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.methods.registry import (
+    add_folder,
+    describe,
+    eviction_methods,
+    fusion_methods,
+)
+from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.load import default_pool_tokens, load, set_threads
+from kvstitch.service.worker.model.model_facts import ModelFacts, read_calibration
+from kvstitch.service.worker.sampling.grammar import Grammars
+from kvstitch.service.worker.server.leases import Leases, take_number
+from kvstitch.service.worker.server.link import Inbox, Link, ReplySender
+from kvstitch.service.worker.server.reporter import CachedChunks, Reporter
+from kvstitch.service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")
 

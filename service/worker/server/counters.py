@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kvstore import StoreStats, TierStats
-from service import __version__
-from service.messages.replies import Ready, WorkerLoad
-from service.messages.requests import ChunkTokens, Precompute
-from service.shared.metrics import Sample
-from service.worker.engine.engine import Engine
-from service.worker.loading.chunk_stream import stored_bytes
-from service.worker.loading.planner import Planner
-from service.worker.methods.bases.fusion import PromptShape
-from service.worker.model.model_facts import full_prefill
-from service.worker.prefix_cache import POOL
-from service.worker.sequences.sequence import EngineSequence
+from kvstitch.kvstore import StoreStats, TierStats
+from kvstitch.service import __version__
+from kvstitch.service.messages.replies import Ready, WorkerLoad
+from kvstitch.service.messages.requests import ChunkTokens, Precompute
+from kvstitch.service.shared.metrics import Sample
+from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.loading.chunk_stream import stored_bytes
+from kvstitch.service.worker.loading.planner import Planner
+from kvstitch.service.worker.methods.bases.fusion import PromptShape
+from kvstitch.service.worker.model.model_facts import full_prefill
+from kvstitch.service.worker.prefix_cache import POOL
+from kvstitch.service.worker.sequences.sequence import EngineSequence
 
 # These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
 # first failure, so an alert would notice only the second one.

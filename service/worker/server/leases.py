@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from encryption.keyring import DataKey, Keyring
+from kvstitch.encryption.keyring import DataKey, Keyring
 
 log = logging.getLogger("kvstitch.worker")
 

@@ -16,12 +16,20 @@ import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from service.messages import wire
-from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
-from service.messages.requests import Message, ToWorker
-from service.messages.wire import MAX_MESSAGE_BYTES
-from service.shared import fleet_secret
-from service.shared.tracing import Attributes, Span, Tracing
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import (
+    Done,
+    Explained,
+    Failed,
+    Precomputed,
+    Reply,
+    TokenItem,
+    Tokens,
+)
+from kvstitch.service.messages.requests import Message, ToWorker
+from kvstitch.service.messages.wire import MAX_MESSAGE_BYTES
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.tracing import Attributes, Span, Tracing
 
 log = logging.getLogger("kvstitch.worker")
 

@@ -10,12 +10,17 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from service.messages import wire
-from service.messages.replies import Holdings, Ready, Stats, WorkerLoad
-from service.worker.engine.engine import Engine
-from service.worker.server.counters import LoadMeter, engine_values, own_values, store_values
-from service.worker.server.leases import uptime
-from service.worker.server.link import Link
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import Holdings, Ready, Stats, WorkerLoad
+from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.server.counters import (
+    LoadMeter,
+    engine_values,
+    own_values,
+    store_values,
+)
+from kvstitch.service.worker.server.leases import uptime
+from kvstitch.service.worker.server.link import Link
 
 # Most names that are remembered, those used last. Chunks beyond are not reported.
 MAX_NAMES = 500_000

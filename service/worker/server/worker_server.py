@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from encryption.keyring import Keyring
-from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
-from service.messages.replies import Failed, GateStates, Precomputed, Purged
-from service.messages.requests import (
+from kvstitch.encryption.keyring import Keyring
+from kvstitch.service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
+from kvstitch.service.messages.replies import Failed, GateStates, Precomputed, Purged
+from kvstitch.service.messages.requests import (
     Abort,
     AskGate,
     AskHoldings,
@@ -34,12 +34,12 @@ from service.messages.requests import (
     Shutdown,
     ToWorker,
 )
-from service.worker.engine.engine import Engine
-from service.worker.methods.registry import reads_whole_chunks
-from service.worker.model.addressing import Address
-from service.worker.server.leases import GatewayKeys, Leases
-from service.worker.server.link import Inbox, ReplySender
-from service.worker.server.reporter import Reporter
+from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.methods.registry import reads_whole_chunks
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.server.leases import GatewayKeys, Leases
+from kvstitch.service.worker.server.link import Inbox, ReplySender
+from kvstitch.service.worker.server.reporter import Reporter
 
 log = logging.getLogger("kvstitch.worker")
 

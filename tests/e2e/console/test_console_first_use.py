@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from service.settings import demo_model
+from kvstitch.service.settings import demo_model
 from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import ONE_AT_ONCE
 from tests.e2e.embedding_server import IN_PROCESS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore import encode_chunk, parse_header
+from kvstitch.kvstore import encode_chunk, parse_header
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.kvstore.chunks import chunk_file

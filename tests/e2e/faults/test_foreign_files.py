@@ -37,7 +37,7 @@ def test_the_service_starts_and_reads(serve: Serve, corpus: Documents) -> None:
         answer = service.ask("Which colour is it?", documents=names, top_k=2, max_tokens=4)
         assert tiers(answer) == ["ssd", "ssd"]
         assert all(os.path.lexists(path) for path in foreign)
-        command = [*preloaded.python(), "-m", "service.cli", "doctor", "--json"]
+        command = [*preloaded.python(), "-m", "kvstitch.service.cli", "doctor", "--json"]
         command += ["--data-dir", str(service.data_dir), "--port", str(service.port)]
         found = subprocess.run(command, capture_output=True, check=False, timeout=120)
         (finding,) = [f for f in json.loads(found.stdout)["checks"] if f["check"] == "kv folder"]

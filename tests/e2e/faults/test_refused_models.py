@@ -45,7 +45,7 @@ def test_it_ends_at_once(
     folder = tmp_path / "damaged"
     shutil.copytree(model, folder)
     damage(folder)
-    command = [*preloaded.python(), "-m", "service.cli", "serve", "--port", "0"]
+    command = [*preloaded.python(), "-m", "kvstitch.service.cli", "serve", "--port", "0"]
     command += ["--model", str(folder), "--data-dir", str(tmp_path / "data")]
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     lines = ended.stderr.decode().strip().splitlines()

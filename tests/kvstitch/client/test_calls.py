@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstitch.client import Done, Job, Sources, Token, errors
-from service.messages.replies import Failed
+from kvstitch.service.messages.replies import Failed
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.model_folders import make_folder

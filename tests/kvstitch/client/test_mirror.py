@@ -8,8 +8,8 @@ import sys
 from typing import get_type_hints
 
 from kvstitch.client import AsyncClient, Client, errors, options
-from service import errors as service_errors
-from service.gateway.schemas import admin, generate, search
+from kvstitch.service import errors as service_errors
+from kvstitch.service.gateway.schemas import admin, generate, search
 
 AT_START_ONLY = {"plugin_failed", "model_refused", "model_unavailable", "invalid_setting"}
 
@@ -43,7 +43,7 @@ def test_options_are_fields_that_the_service_takes() -> None:
 def test_importing_it_loads_httpx_and_nothing_of_the_service() -> None:
     code = (
         "import sys, kvstitch, kvstitch.client; "
-        "heavy = {'torch', 'transformers', 'fastapi', 'pydantic', 'numpy', 'service'}; "
+        "heavy = {'torch', 'transformers', 'fastapi', 'pydantic', 'numpy', 'kvstitch.service'}; "
         "print('httpx' in sys.modules, sorted(heavy & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)

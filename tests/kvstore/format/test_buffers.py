@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from kvstore.format.buffers import (
+from kvstitch.kvstore.format.buffers import (
     BufferPool,
     ByteRange,
     _size_class,

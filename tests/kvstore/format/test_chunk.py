@@ -3,9 +3,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load as safetensors_load
 
-from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, EncodedChunk, encode_chunk
-from kvstore.format.codecs import codec, codec_names
-from kvstore.format.tensor_layout import ROLES
+from kvstitch.kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, EncodedChunk, encode_chunk
+from kvstitch.kvstore.format.codecs import codec, codec_names
+from kvstitch.kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import (
     chunk_file,
     encoded,

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.format.chunk import block_selection, check_selection
-from kvstore.format.chunk_header import UNNAMED
-from kvstore.format.codecs import codec_names
-from kvstore.format.verifier import Verifier
+from kvstitch.kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
+from kvstitch.kvstore.format.chunk import block_selection, check_selection
+from kvstitch.kvstore.format.chunk_header import UNNAMED
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.verifier import Verifier
 from tests.kvstore.chunks import encoded, gathered, make_chunk, make_spec, make_tensors, tensors_of
 
 pytestmark = pytest.mark.exhaustive

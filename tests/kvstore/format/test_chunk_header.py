@@ -4,14 +4,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
-from kvstore.format.buffers import view_bytes
-from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import FORMAT, UNNAMED, VERSION
-from kvstore.format.codecs import codec_names
-from kvstore.format.safetensors_header import header_bytes, seal
-from kvstore.format.tensor_layout import layer_entries
-from kvstore.format.verifier import require_chunk
+from kvstitch.kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
+from kvstitch.kvstore.format.buffers import view_bytes
+from kvstitch.kvstore.format.chunk import EncodedChunk
+from kvstitch.kvstore.format.chunk_header import FORMAT, UNNAMED, VERSION
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.safetensors_header import header_bytes, seal
+from kvstitch.kvstore.format.tensor_layout import layer_entries
+from kvstitch.kvstore.format.verifier import require_chunk
 from tests.kvstore.chunks import chunk_file, make_chunk, make_spec, tensors_of
 
 

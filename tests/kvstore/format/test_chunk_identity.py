@@ -2,8 +2,12 @@ from typing import Any
 
 import pytest
 
-from kvstore import ChunkSpecError, chunk_key
-from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
+from kvstitch.kvstore import ChunkSpecError, chunk_key
+from kvstitch.kvstore.format.chunk_identity import (
+    is_chunk_key,
+    require_chunk_key,
+    require_extra_name,
+)
 
 FACTS: dict[str, Any] = {
     "fingerprint": "model-a",

@@ -6,10 +6,10 @@ from typing import get_args
 import pytest
 import torch
 
-from kvstore import ChunkSpecError, encode_chunk
-from kvstore.format.codecs import codec, codec_names
-from kvstore.format.tensor_layout import ROLES
-from service.settings import Settings
+from kvstitch.kvstore import ChunkSpecError, encode_chunk
+from kvstitch.kvstore.format.codecs import codec, codec_names
+from kvstitch.kvstore.format.tensor_layout import ROLES
+from kvstitch.service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
 
 pytestmark = pytest.mark.exhaustive

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load as safetensors_load
 
-from kvstore import ChunkCorrupt, ChunkRefused, ChunkSpecError
-from kvstore.format.extra_tensors import FORMAT_VERSION, encode_extra, parse_extra
-from kvstore.format.safetensors_header import StoredTensor, build_sealed
+from kvstitch.kvstore import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstitch.kvstore.format.extra_tensors import FORMAT_VERSION, encode_extra, parse_extra
+from kvstitch.kvstore.format.safetensors_header import StoredTensor, build_sealed
 from tests.kvstore.chunks import make_key
 
 KEY = make_key()
@@ -109,7 +109,7 @@ def test_a_sealed_header_that_contradicts_itself(description):
 
     good = encode_extra("x", 1, {"t": torch.ones(1)}, key=KEY)
     data = good.raw[-4:].numpy().tobytes()
-    from kvstore.format.safetensors_header import checksum
+    from kvstitch.kvstore.format.safetensors_header import checksum
 
     facts = {"format": "kvstitch-extra", "format_version": FORMAT_VERSION, "key": KEY}
     facts |= {"name": "x", "version": "1"}

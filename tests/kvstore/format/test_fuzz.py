@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore import ChunkError, ChunkSpecError, parse_header
-from kvstore.format.codecs import codec_names
-from kvstore.format.extra_tensors import encode_extra, parse_extra
-from kvstore.format.safetensors_header import header_bytes
+from kvstitch.kvstore import ChunkError, ChunkSpecError, parse_header
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.extra_tensors import encode_extra, parse_extra
+from kvstitch.kvstore.format.safetensors_header import header_bytes
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import load
 

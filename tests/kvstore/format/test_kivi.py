@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvstore import ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.format.codecs import KiviCodec, codec
-from kvstore.format.tensor_layout import ROLES
+from kvstitch.kvstore import ChunkSpec, ChunkSpecError, encode_chunk
+from kvstitch.kvstore.format.codecs import KiviCodec, codec
+from kvstitch.kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import make_tensors
 
 pytestmark = pytest.mark.exhaustive

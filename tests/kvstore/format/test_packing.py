@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from kvstore.format.codecs import dequantise, pack, quantise, unpack
+from kvstitch.kvstore.format.codecs import dequantise, pack, quantise, unpack
 
 
 @pytest.mark.parametrize("bits", [2, 4])

@@ -1,7 +1,7 @@
 import pytest
 
-from kvstore import ChunkCorrupt
-from kvstore.format.safetensors_header import NO_CHECKSUM, BlockDigests, checksum
+from kvstitch.kvstore import ChunkCorrupt
+from kvstitch.kvstore.format.safetensors_header import NO_CHECKSUM, BlockDigests, checksum
 
 
 def test_the_checksum_of_a_buffer():

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 import torch
 
-from kvstore import chunk_key, encode_chunk, parse_header
-from kvstore.format.codecs import codec_names
-from kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore import chunk_key, encode_chunk, parse_header
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.extra_tensors import encode_extra
 from tests.kvstore.chunks import chunk_file, make_key, make_spec
 
 KEY = "2b06c2a9ee3a4b46d0c4e8f1a5e2c917"

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvstore import ChunkSpecError, encode_chunk
-from kvstore.format.codecs import codec_names
-from kvstore.format.tensor_layout import blocks_layout, consecutive_runs, layer_entries
+from kvstitch.kvstore import ChunkSpecError, encode_chunk
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.tensor_layout import blocks_layout, consecutive_runs, layer_entries
 from tests.kvstore.chunks import make_spec, make_tensors
 
 pytestmark = pytest.mark.exhaustive

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvstore import (
+from kvstitch.kvstore import (
     ChunkCorrupt,
     ChunkSpecError,
     MemoryTier,
@@ -14,10 +14,10 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.format.chunk import block_selection, selection_ranges
-from kvstore.format.codecs import codec_names
-from kvstore.format.verifier import Verifier
-from kvstore.tiers.base import Tier
+from kvstitch.kvstore.format.chunk import block_selection, selection_ranges
+from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.verifier import Verifier
+from kvstitch.kvstore.tiers.base import Tier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier
 

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from kvstore import MemoryTier, TierFull
+from kvstitch.kvstore import MemoryTier, TierFull
 from tests.kvstore.chunks import make_chunk, make_key, make_spec
 
 

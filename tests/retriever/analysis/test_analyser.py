@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever.analysis.analyser import analyse_query, analyse_text
-from retriever.analysis.spelling import clean, fold, identifiers
+from kvstitch.retriever.analysis.analyser import analyse_query, analyse_text
+from kvstitch.retriever.analysis.spelling import clean, fold, identifiers
 
 FOUND = [
     ("Die Straße ist gesperrt", "STRASSE"), ("Straßenbahn fährt", "straßenbahn"),

@@ -12,7 +12,7 @@ import ctypes, gc, random, re
 from pathlib import Path
 
 from benchmarks.hostile.ordinary import ordinary_documents
-from retriever.analysis.analyser import analyse_text
+from kvstitch.retriever.analysis.analyser import analyse_text
 
 def held():
     gc.collect()

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retriever.analysis.analyser import analyse_query
-from retriever.catalog.catalog import Catalog
-from retriever.chunking import ChunkSettings, ChunkSpan
-from retriever.documents import DocFilter, Document, IngestResult, document_revision
-from retriever.embedders import space_of
-from retriever.errors import InvalidQuery
-from retriever.filters import parse_filter
-from retriever.scope import Scope
-from retriever.sql.database import Database
+from kvstitch.retriever.analysis.analyser import analyse_query
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.chunking import ChunkSettings, ChunkSpan
+from kvstitch.retriever.documents import DocFilter, Document, IngestResult, document_revision
+from kvstitch.retriever.embedders import space_of
+from kvstitch.retriever.errors import InvalidQuery
+from kvstitch.retriever.filters import parse_filter
+from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 FOX = analyse_query("fox")

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.tables import catalog_database
-from retriever.chunking import ChunkSpan
-from retriever.documents import DocFilter, Document, document_revision
-from retriever.embedders import EmbeddingSpace
-from retriever.errors import InvalidQuery
-from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.chunking import ChunkSpan
+from kvstitch.retriever.documents import DocFilter, Document, document_revision
+from kvstitch.retriever.embedders import EmbeddingSpace
+from kvstitch.retriever.errors import InvalidQuery
+from kvstitch.retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
 from tests.postgresql_server import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)

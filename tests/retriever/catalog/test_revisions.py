@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from retriever import Document, PrefixRule
-from retriever.analysis.analyser import REVISION
-from retriever.scope import DEFAULT_SCOPE
-from retriever.sql.database import Database
+from kvstitch.retriever import Document, PrefixRule
+from kvstitch.retriever.analysis.analyser import REVISION
+from kvstitch.retriever.scope import DEFAULT_SCOPE
+from kvstitch.retriever.sql.database import Database
 from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from retriever.catalog.catalog import Catalog
-from retriever.documents import Document
-from retriever.errors import DatabaseError, NotOpen, WrongSchema
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.documents import Document
+from kvstitch.retriever.errors import DatabaseError, NotOpen, WrongSchema
 from tests.retriever.catalog.test_catalog import put, stored_vectors
 
 

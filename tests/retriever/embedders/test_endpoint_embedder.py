@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retriever import Document, EndpointEmbedder
-from retriever.embedders import space_of
-from retriever.errors import (
+from kvstitch.retriever import Document, EndpointEmbedder
+from kvstitch.retriever.embedders import space_of
+from kvstitch.retriever.errors import (
     EmbedderError,
     EmbedderMismatch,
     EmbedderNotStarted,

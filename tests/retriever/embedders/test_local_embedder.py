@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from retriever.embedders import local_embedder, short_text
-from retriever.embedders.local_embedder import LocalEmbedder
-from retriever.embedders.sentence_model_folder import SentenceModelFolder
-from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
+from kvstitch.retriever.embedders import local_embedder, short_text
+from kvstitch.retriever.embedders.local_embedder import LocalEmbedder
+from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
+from kvstitch.retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 
 
 @pytest.fixture(scope="session")

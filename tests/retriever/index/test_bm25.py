@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import DocFilter, Document, Retriever, Scope, parse_filter
-from retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query
-from retriever.errors import InvalidQuery
-from retriever.index.bm25 import match_expression
-from retriever.index.full_text import searched_terms, uncounted
-from retriever.search import reciprocal_rank_fusion
+from kvstitch.retriever import DocFilter, Document, Retriever, Scope, parse_filter
+from kvstitch.retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query
+from kvstitch.retriever.errors import InvalidQuery
+from kvstitch.retriever.index.bm25 import match_expression
+from kvstitch.retriever.index.full_text import searched_terms, uncounted
+from kvstitch.retriever.search import reciprocal_rank_fusion
 from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)

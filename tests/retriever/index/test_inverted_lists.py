@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import IndexCorrupt
-from retriever.index.scope_index import RECALL, BuildStopped, build
-from retriever.index.vector_index import VectorIndex
-from retriever.scope import DEFAULT_SCOPE
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import IndexCorrupt
+from kvstitch.retriever.index.scope_index import RECALL, BuildStopped, build
+from kvstitch.retriever.index.vector_index import VectorIndex
+from kvstitch.retriever.scope import DEFAULT_SCOPE
 
 DIM, COUNT, EXACT = 48, 6_000, 2_000
 SPACE = EmbeddingSpace("fake", "1", DIM)
@@ -104,7 +104,7 @@ def test_changes_while_lists_are_built_are_kept(
         assert go_on.wait(120)
         return build(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("retriever.index.vector_index.build", slow)
+    monkeypatch.setattr("kvstitch.retriever.index.vector_index.build", slow)
     thread = threading.Thread(target=index.rebuild, args=(DEFAULT_SCOPE,))
     thread.start()
     assert begun.wait(120)

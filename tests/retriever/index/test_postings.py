@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retriever import ChunkSettings, DocFilter, Document, Retriever, parse_filter
-from retriever.catalog.tables import catalog_database
+from kvstitch.retriever import ChunkSettings, DocFilter, Document, Retriever, parse_filter
+from kvstitch.retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import Question
 

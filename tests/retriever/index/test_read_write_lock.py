@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from retriever.index.vector_index import ReadWriteLock
+from kvstitch.retriever.index.vector_index import ReadWriteLock
 
 
 def test_readers_share_and_a_writer_is_alone() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.embedders import EmbeddingSpace, Vectors
-from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing
-from retriever.index.vector_index import VectorIndex
-from retriever.scope import Scope
+from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing
+from kvstitch.retriever.index.vector_index import VectorIndex
+from kvstitch.retriever.scope import Scope
 
 DIM = 16
 SPACE = EmbeddingSpace("fake", "1", DIM)

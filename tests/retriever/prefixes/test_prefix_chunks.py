@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
-from retriever.prefixes.prefix_choice import prefix_starts
-from retriever.prefixes.primer_groups import GROUP, central
-from retriever.scope import DEFAULT_SCOPE
+from kvstitch.retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
+from kvstitch.retriever.prefixes.prefix_choice import prefix_starts
+from kvstitch.retriever.prefixes.primer_groups import GROUP, central
+from kvstitch.retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import OpenRetriever
 
@@ -451,7 +451,7 @@ def test_a_book_is_looked_through_once(
         seen.append(len(tokens))
         return prefix_starts(tokens, most)
 
-    monkeypatch.setattr("retriever.prefixes.prefix_choice.prefix_starts", counted)
+    monkeypatch.setattr("kvstitch.retriever.prefixes.prefix_choice.prefix_starts", counted)
     of_document(with_long, RULE)
     assert seen == [9]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from retriever.errors import DatabaseError
-from retriever.sql.database import Database
-from retriever.sql.revisions import Schema
+from kvstitch.retriever.errors import DatabaseError
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.revisions import Schema
 from tests.postgresql_server import PostgresqlServer
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from retriever.errors import WrongSchema
-from retriever.sql.database import Database
-from retriever.sql.revisions import Schema, add_column
+from kvstitch.retriever.errors import WrongSchema
+from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.sql.revisions import Schema, add_column
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from service.cli import FILE_OPTIONS, SHELLS, parser
-from service.cli.documents.jobs import JOB_STATES
+from kvstitch.service.cli import FILE_OPTIONS, SHELLS, parser
+from kvstitch.service.cli.documents.jobs import JOB_STATES
 
 COMPLETE = """
 source "$1"; shift
@@ -37,7 +37,7 @@ COMMANDS = list(commands(parser()))
 
 
 def script(shell: str) -> str:
-    command = [sys.executable, "-m", "service.cli", "completion", shell]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "completion", shell]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

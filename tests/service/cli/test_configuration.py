@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from service import __version__
-from service.cli import main
-from service.settings import all_settings
+from kvstitch.service import __version__
+from kvstitch.service.cli import main
+from kvstitch.service.settings import all_settings
 
 
 def test_show_names_every_setting_and_its_source(

@@ -17,10 +17,10 @@ import pytest
 
 from kvstitch.client import Client
 from kvstitch.records.answers import Attribution
-from service.cli import answer_tables, main
-from service.cli.output import console, plain
-from service.gateway.service_database import jobs_database
-from service.settings import demo_model
+from kvstitch.service.cli import answer_tables, main
+from kvstitch.service.cli.output import console, plain
+from kvstitch.service.gateway.service_database import jobs_database
+from kvstitch.service.settings import demo_model
 from tests.ports import free_port
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
@@ -148,7 +148,7 @@ def test_unreachable_service(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "kvstitch.service.cli", "serve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 

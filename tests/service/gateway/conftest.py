@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli import main
+from kvstitch.service.cli import main
 from tests.data_folder import data_folder
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running

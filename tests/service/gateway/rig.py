@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import httpx
 
 from kvstitch.client import server_sent_events
-from service.gateway.composition import Gateway
-from service.gateway.server import DrainingServer, make_server
-from service.gateway.workers import ProcessOptions
-from service.settings import load
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.server import DrainingServer, make_server
+from kvstitch.service.gateway.workers import ProcessOptions
+from kvstitch.service.settings import load
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 

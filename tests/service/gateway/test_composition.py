@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from service.messages.requests import Generate
+from kvstitch.service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
 from tests.ports import free_port
 from tests.service.gateway.rig import HANG_S, Rig, events, running, until
@@ -150,10 +150,10 @@ SERVE = """
 import sys
 from pathlib import Path
 from tests.fakes.models import HashingEmbedder
-from service.gateway.composition import Gateway
-from service.gateway.server import listen, serve
-from service.gateway.workers import ProcessOptions
-from service.settings import load
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.server import listen, serve
+from kvstitch.service.gateway.workers import ProcessOptions
+from kvstitch.service.settings import load
 folder, data, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 fake = "tests.fakes.worker"
 command = (sys.executable, "-m", fake, "--token-delay", "0.05")

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from service.gateway.data_folder import make_private
+from kvstitch.service.gateway.data_folder import make_private
 from tests.service.gateway.rig import running
 
 

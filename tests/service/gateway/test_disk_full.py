@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import DiskFull
-from service.gateway.composition import Gateway
-from service.gateway.data_folder import DiskGuard
-from service.gateway.service_database import jobs_database
-from service.gateway.tables import contents
-from service.settings import load
+from kvstitch.service.errors import DiskFull
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.service_database import jobs_database
+from kvstitch.service.gateway.tables import contents
+from kvstitch.service.settings import load
 from tests.service.gateway.rig import Rig, running, until
 
 KIB = 1024

@@ -9,9 +9,9 @@ from pathlib import Path
 
 def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
     code = (
-        "import sys, service.gateway.server, service.cli.serve; "
+        "import sys, kvstitch.service.gateway.server, kvstitch.service.cli.serve; "
         "import tests.fakes.worker; "
-        "print(sorted({'torch', 'transformers', 'kvstore', 'faiss'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'kvstitch.kvstore', 'faiss'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert run.stdout.strip() == "[]", run.stderr
@@ -20,7 +20,8 @@ def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
 def test_no_database_where_none_is_used() -> None:
     """Every command imports all of the command line; many programs need the retriever's types."""
     code = (
-        "import sys, retriever, service.cli, service.gateway.documents.parsing.parser_process; "
+        "import sys, kvstitch.retriever, kvstitch.service.cli; "
+        "import kvstitch.service.gateway.documents.parsing.parser_process; "
         "print(sorted({'sqlalchemy', 'fastapi'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
@@ -30,8 +31,9 @@ def test_no_database_where_none_is_used() -> None:
 def test_no_client_of_postgresql_without_its_address(folder: Path, tmp_path: Path) -> None:
     """Neither when a gateway is built nor when it opens its databases."""
     code = (
-        "import sys; from pathlib import Path; from service.settings import load; "
-        "from service.gateway.composition import Gateway; from tests.fakes.models import *; "
+        "import sys; from pathlib import Path; from kvstitch.service.settings import load; "
+        "from kvstitch.service.gateway.composition import Gateway; "
+        "from tests.fakes.models import *; "
         "gateway = Gateway(load(data_dir=Path(sys.argv[1]), model=sys.argv[2]), "
         "Path(sys.argv[2]), embedder=HashingEmbedder()); gateway.claim(); "
         "print([m for m in sys.modules if m.startswith('psycopg')])"
@@ -46,8 +48,8 @@ def test_metrics_declared_for_the_worker_are_those_it_sends() -> None:
     import re
     from pathlib import Path
 
-    import service
-    from service.shared.metrics import WORKER_METRICS
+    from kvstitch import service
+    from kvstitch.service.shared.metrics import WORKER_METRICS
 
     folder = Path(service.__file__).parent / "worker"
     sent = set()

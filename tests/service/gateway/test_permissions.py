@@ -18,9 +18,9 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-import service.gateway.http.routes
-from retriever.scope import View
-from service.messages.requests import Generate, Precompute, Purge
+import kvstitch.service.gateway.http.routes
+from kvstitch.retriever.scope import View
+from kvstitch.service.messages.requests import Generate, Precompute, Purge
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -400,8 +400,8 @@ NOTHING_OF_DOCUMENTS = {
 
 def test_every_route_is_classified() -> None:
     found = {"POST /retrieval", "POST /mcp", "DELETE /mcp"}  # of plugins
-    for module in iter_modules(service.gateway.http.routes.__path__):
-        router = import_module(f"service.gateway.http.routes.{module.name}").router
+    for module in iter_modules(kvstitch.service.gateway.http.routes.__path__):
+        router = import_module(f"kvstitch.service.gateway.http.routes.{module.name}").router
         for route in router.routes:
             assert isinstance(route, APIRoute)
             found |= {f"{method} {route.path}" for method in route.methods or ()}

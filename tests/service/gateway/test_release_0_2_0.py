@@ -9,13 +9,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from service.errors import InvalidSetting
-from service.gateway.auth.keys import KeyStore, new_key
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.membership import Membership
-from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.auth.keys import KeyStore, new_key
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.documents.membership import Membership
+from kvstitch.service.gateway.service_database import (
+    ServiceDatabase,
+    jobs_database,
+    shared_database,
+)
 
 # As that release made them.
 VERSION = """

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import InvalidSetting, Overloaded, QuotaExceeded
-from service.gateway.composition import Gateway
-from service.gateway.server import make_server
-from service.gateway.workers import ProcessOptions
-from service.settings import Settings, load
-from service.settings.loading import RELOADABLE
+from kvstitch.service.errors import InvalidSetting, Overloaded, QuotaExceeded
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.server import make_server
+from kvstitch.service.gateway.workers import ProcessOptions
+from kvstitch.service.settings import Settings, load
+from kvstitch.service.settings.loading import RELOADABLE
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until
 

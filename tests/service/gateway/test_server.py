@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 import httpx
 import pytest
 
-from service.errors import InvalidSetting
-from service.gateway.server import listen
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.server import listen
 from tests.service.gateway.rig import HANG_S, Rig
 
 

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from service.gateway.server import listen, with_deadlines
+from kvstitch.service.gateway.server import listen, with_deadlines
 from tests.service.gateway.rig import HANG_S, until
 
 PIECE = bytes(1 << 18)

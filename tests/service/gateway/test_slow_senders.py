@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import Overloaded, QuotaExceeded
-from service.gateway.admission import ConcurrencyLimiter
-from service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.errors import Overloaded, QuotaExceeded
+from kvstitch.service.gateway.admission import ConcurrencyLimiter
+from kvstitch.service.gateway.prometheus import GatewayMetrics
 from tests.service.gateway.rig import HANG_S, Rig, running
 
 DRIP_S = 0.2

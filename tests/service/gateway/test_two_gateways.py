@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.membership import (
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.documents.membership import (
     FORGET_MEMORY_S,
     FORGET_S,
     ID_FILE,
     LEASE_S,
     Membership,
 )
-from service.gateway.service_database import ServiceDatabase, shared_database
-from service.gateway.tables import documents, jobs
-from service.gateway.tables import gateways as members_table
-from service.messages.requests import Purge
+from kvstitch.service.gateway.service_database import ServiceDatabase, shared_database
+from kvstitch.service.gateway.tables import documents, jobs
+from kvstitch.service.gateway.tables import gateways as members_table
+from kvstitch.service.messages.requests import Purge
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 from tests.service.gateway.model_folders import make_folder

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from service.grammars.processes import GrammarProcesses
+from kvstitch.service.grammars.processes import GrammarProcesses
 from tests.service.grammars.forms import TOKENIZER, Forms
 
 

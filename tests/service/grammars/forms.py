@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from service.grammars.forms import Form, WrittenForm
-from service.grammars.processes import FollowedGrammar, GrammarProcesses
+from kvstitch.service.grammars.forms import Form, WrittenForm
+from kvstitch.service.grammars.processes import FollowedGrammar, GrammarProcesses
 
 TOKENIZER = Path("service/demo_model/tokenizer.json")
 END = 2

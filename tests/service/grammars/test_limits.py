@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from service.grammars.forms import Form
-from service.grammars.limits import COMPILE_CPU_S, SLOW_NICE
-from service.grammars.processes import FollowedGrammar, TakesTooMuch
+from kvstitch.service.grammars.forms import Form
+from kvstitch.service.grammars.limits import COMPILE_CPU_S, SLOW_NICE
+from kvstitch.service.grammars.processes import FollowedGrammar, TakesTooMuch
 from tests.service.grammars.forms import Forms
 
 MULTIPLES = [{"type": "integer", "multipleOf": number} for number in (999983, 999979)]
@@ -79,7 +79,7 @@ def test_a_thread_that_computes_for_long_gets_only_what_others_leave() -> None:
     """Not before: the first computation is short."""
     script = """
 import os, time
-from service.grammars.limits import Watch, last_of_all
+from kvstitch.service.grammars.limits import Watch, last_of_all
 
 def computed(seconds):
     with watch.over():

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from service.plugins import FileFormat, GatewayPart, Verb, hookimpl
+from kvstitch.service.plugins import FileFormat, GatewayPart, Verb, hookimpl
 
 CALLS: list[str] = []
 router = APIRouter()
@@ -43,7 +43,7 @@ async def example() -> str:
 
 
 def shout(content: bytes, bounds: Any) -> Any:
-    from service.gateway.documents.parsing.parsed_file import ParsedFile
+    from kvstitch.service.gateway.documents.parsing.parsed_file import ParsedFile
 
     return ParsedFile(content.decode().upper(), "Shouted")
 
@@ -69,7 +69,7 @@ def file_formats() -> list[FileFormat]:
 
 @hookimpl
 def fusion_methods() -> Mapping[str, str]:
-    return {"example": "service.worker.methods.fusion.full_reuse:Method"}
+    return {"example": "kvstitch.service.worker.methods.fusion.full_reuse:Method"}
 
 
 @hookimpl

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.gateway.documents.parsing import file_kinds
-from service.gateway.http.routes import pages
-from service.plugins import VARIABLE, manager
-from service.settings import loading
-from service.worker.kernels import device_kernels
-from service.worker.methods import registry
+from kvstitch.service.gateway.documents.parsing import file_kinds
+from kvstitch.service.gateway.http.routes import pages
+from kvstitch.service.plugins import VARIABLE, manager
+from kvstitch.service.settings import loading
+from kvstitch.service.worker.kernels import device_kernels
+from kvstitch.service.worker.methods import registry
 
 
 def forget_plugins() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.errors import InvalidSetting, PluginFailed
-from service.gateway.documents.parsing.file_kinds import (
+from kvstitch.service.cli import main
+from kvstitch.service.errors import InvalidSetting, PluginFailed
+from kvstitch.service.gateway.documents.parsing.file_kinds import (
     file_kind,
     kind_of_media_type,
     suffixes_in_folders,
 )
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
-from service.plugins import hooks, load_object, manager, registered
-from service.settings import Settings, load, unknown_variables
-from service.settings.loading import Reload
-from service.worker.methods.registry import fusion_methods
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
+from kvstitch.service.plugins import hooks, load_object, manager, registered
+from kvstitch.service.settings import Settings, load, unknown_variables
+from kvstitch.service.settings.loading import Reload
+from kvstitch.service.worker.methods.registry import fusion_methods
 from tests.service.plugins.example import ExampleSettings
 from tests.service.plugins.loaded import plugins
 

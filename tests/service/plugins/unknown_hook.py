@@ -1,6 +1,6 @@
 """A plugin for a hook that there is not."""
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """A plugin whose hook asks for what the seam does not hand on."""
 
-from service.plugins import hookimpl
+from kvstitch.service.plugins import hookimpl
 
 
 @hookimpl

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.errors import InvalidSetting
-from service.settings import load
-from service.settings.calibration import find
-from service.shared.model_fingerprint import fingerprint
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import load
+from kvstitch.service.settings.calibration import find
+from kvstitch.service.shared.model_fingerprint import fingerprint
 
 
 def row(method: str, operations: float, low: float, **fields: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.errors import InvalidSetting
-from service.settings import all_settings, load, loading, unknown_variables
-from service.settings.fields import hidden, is_address, masked
-from service.settings.loading import find_file, read_file, sources
-from service.settings.settings import Settings
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import all_settings, load, loading, unknown_variables
+from kvstitch.service.settings.fields import hidden, is_address, masked
+from kvstitch.service.settings.loading import find_file, read_file, sources
+from kvstitch.service.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import InvalidSetting
-from service.settings import demo_model, load, unknown_variables
-from service.shared.worker_settings import MIB
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import demo_model, load, unknown_variables
+from kvstitch.service.shared.worker_settings import MIB
 
 
 def test_defaults_serve_the_demo_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

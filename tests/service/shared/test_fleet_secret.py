@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service.errors import InvalidSetting
-from service.settings import Settings, load
-from service.shared import fleet_secret
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import Settings, load
+from kvstitch.service.shared import fleet_secret
 
 SECRET = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from service.shared.logs import message_of
+from kvstitch.service.shared.logs import message_of
 
 PROGRAM = """
 import logging, sys, warnings
-from service.shared import logs
+from kvstitch.service.shared import logs
 logs.set_up(sys.argv[1])
 log = logging.getLogger("x")
 log.info("two\\nlines, %s", "\\u00e4 \\u2028")

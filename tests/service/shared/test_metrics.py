@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.shared.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
+from kvstitch.service.worker.gate.correctness_gate import Counts
+from kvstitch.service.worker.gate.policy import Observation
 from scripts import docs_tables
-from service.gateway.prometheus import GatewayMetrics
-from service.shared.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
-from service.worker.gate.correctness_gate import Counts
-from service.worker.gate.policy import Observation
 
 
 def test_slo_values_are_bucket_borders() -> None:

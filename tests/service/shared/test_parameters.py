@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.shared.parameters import check, parameter, schema_of
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.shared.parameters import check, parameter, schema_of
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from service.shared import resources
+from kvstitch.service.shared import resources
 
 PROGRAM = """
-from service.shared.resources import give_back
+from kvstitch.service.shared.resources import give_back
 
 def held():
     with open("/proc/self/status", encoding="ascii") as file:
@@ -29,7 +29,7 @@ print(before - held(), sum(map(len, kept)))
 
 QUIET = """
 import gc, time
-from service.shared import resources
+from kvstitch.service.shared import resources
 
 resources.LOOK_EVERY_S = 0.2
 kept = [{} for _ in range(100_000)]
@@ -68,7 +68,7 @@ def test_what_lies_between_pieces_in_use_is_given_back() -> None:
 def test_threads_share_heaps() -> None:
     program = """
 import ctypes, re, threading
-from service.shared import resources
+from kvstitch.service.shared import resources
 
 resources.share_heaps()
 ends = threading.Event()
@@ -129,7 +129,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from service.shared import resources
+from kvstitch.service.shared import resources
 
 resources.prepare_torch()
 import torch

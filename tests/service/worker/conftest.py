@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.worker.kernels.cpu import build, native
+from kvstitch.service.worker.kernels.cpu import build, native
 from tests.service.worker.tiny import (
     ALL_MODELS,
     FAMILIES,
@@ -40,7 +40,9 @@ def compiled() -> Any:
     """The module of the kernels that are written in C."""
     if (reason := native.why_missing()) is not None:
         pytest.skip(reason)
-    assert build.is_current(), "sources have changed: python -m service.worker.kernels.cpu.build"
+    assert build.is_current(), (
+        "sources have changed: python -m kvstitch.service.worker.kernels.cpu.build"
+    )
     return native.module()
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from kvstore import MemoryTier, SsdTier, TieredStore
-from kvstore.tiers.base import Tier
-from service.messages.replies import Done, Failed, Reply, TokenItem, TokenLogprobs
-from service.messages.reports import Report
-from service.messages.requests import (
+from kvstitch.kvstore import MemoryTier, SsdTier, TieredStore
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.service.messages.replies import Done, Failed, Reply, TokenItem, TokenLogprobs
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import (
     ChunkTokens,
     ColdMode,
     Generate,
@@ -20,11 +20,11 @@ from service.messages.requests import (
     Precompute,
     Sampling,
 )
-from service.worker.engine.engine import Engine, EngineOptions
-from service.worker.gate.correctness_gate import GateSettings
-from service.worker.loading.loader import Loader
-from service.worker.model.addressing import Addressing
-from service.worker.sampling.grammar import Grammars
+from kvstitch.service.worker.engine.engine import Engine, EngineOptions
+from kvstitch.service.worker.gate.correctness_gate import GateSettings
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]

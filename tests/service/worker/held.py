@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 
 
 def held(sequence: SequenceKV, layer: int) -> list[tuple[Tensor, Tensor]]:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kvstitch.service.worker.model.families import decoder_for
 from kvstitch_lora.load import load_lora
-from service.worker.model.families import decoder_for
 from tests.service.worker.tiny import Tiny, tiny_of
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

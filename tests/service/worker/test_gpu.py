@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch_tune.candidates import Candidate
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.trial import Trial, TrialRunner
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.model_facts import ModelFacts
 from tests.service.worker.tiny import (
     D1,
     D2,

@@ -21,12 +21,12 @@ BLOCKED = (
 )
 # The process's entry and its server.
 NEED_MORE = {
-    "service.worker.__main__",
-    "service.worker.server.worker_server",
-    "service.worker.server.composition",
-    "service.worker.server.link",
-    "service.worker.server.reporter",
-    "service.worker.server.counters",
+    "kvstitch.service.worker.__main__",
+    "kvstitch.service.worker.server.worker_server",
+    "kvstitch.service.worker.server.composition",
+    "kvstitch.service.worker.server.link",
+    "kvstitch.service.worker.server.reporter",
+    "kvstitch.service.worker.server.counters",
 }
 
 PROGRAM = """
@@ -69,7 +69,7 @@ def modules(package: str) -> list[str]:
     return [name for name in names if name not in NEED_MORE]
 
 
-@pytest.mark.parametrize("package", ["service.worker", "kvstore"])
+@pytest.mark.parametrize("package", ["kvstitch.service.worker", "kvstitch.kvstore"])
 def test_imports_on_a_bare_machine(package: str) -> None:
     """Every module but the entry and the server, in a fresh process in which those packages
     cannot be imported; importing changes no global state of torch."""

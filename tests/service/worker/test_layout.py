@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from service.worker.layout import Prefix, PromptLayout, union
+from kvstitch.service.worker.layout import Prefix, PromptLayout, union
 
 
 def test_ranges() -> None:

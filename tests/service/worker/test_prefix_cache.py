@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Method
-from service.worker.prefix_cache import MAX_PROMPTS, holds
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.prefix_cache import MAX_PROMPTS, holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 
-from service.messages import wire
-from service.messages.replies import (
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import (
     Done,
     Failed,
     FromWorker,
@@ -26,7 +26,7 @@ from service.messages.replies import (
     Stats,
     Tokens,
 )
-from service.messages.requests import (
+from kvstitch.service.messages.requests import (
     Abort,
     ChunkTokens,
     Generate,
@@ -37,7 +37,7 @@ from service.messages.requests import (
     Purge,
     Sampling,
 )
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from tests import preloaded
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
@@ -117,7 +117,7 @@ class Peer:
 
 def spawn(settings: WorkerSettings) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [*preloaded.python(), "-m", "service.worker"],
+        [*preloaded.python(), "-m", "kvstitch.service.worker"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},

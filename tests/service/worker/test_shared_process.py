@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service.messages import wire
-from service.messages.replies import Done, Failed, FromWorker, Ready, Stats, Tokens
-from service.messages.requests import Generate, Hello, Method, Ping, Sampling, Shutdown
-from service.messages.wire import PROTOCOL
-from service.shared import fleet_secret
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import Done, Failed, FromWorker, Ready, Stats, Tokens
+from kvstitch.service.messages.requests import Generate, Hello, Method, Ping, Sampling, Shutdown
+from kvstitch.service.messages.wire import PROTOCOL
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from tests.ports import free_port
 from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, spawn, tiers
 from tests.service.worker.tiny import Q, S, random_model, tiny_config

@@ -32,17 +32,17 @@ from transformers import (
     SmolLM3Config,
 )
 
-from service.worker.forward.prefill import Capture, OnPass, prefill
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import Prefix, PromptLayout, union
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention, evict
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import run
+from kvstitch.service.worker.forward.prefill import Capture, OnPass, prefill
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import Prefix, PromptLayout, union
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, PromptAttention, evict
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.layer_view import LayerView, PrefillResult
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.steps import run
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
 # Every method is tested on these; `test_other_families.py` has what the others must hold to.

@@ -25,7 +25,7 @@ from typing import Any
 CLOCK_CHECK_S = 0.2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FOLDER = os.environ.get("CHAOS_FAULTS", "")
-ROLE = "worker" if "service.worker" in sys.orig_argv else "gateway"
+ROLE = "worker" if "kvstitch.service.worker" in sys.orig_argv else "gateway"
 
 _real_open, _real_unlink = open, os.unlink
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstitch.service.worker.model.attention import attend_with_scores
 from kvstitch_gpu import attention_scores_gpu
-from service.worker.model.attention import attend_with_scores
 from tests.service.worker.tiny import assert_close
 from tests_gpu.kernels.interpreter import needs_gpu, shapes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstitch.service.worker.model.attention import attend_rows
 from kvstitch_gpu import index_causal_attention
 from kvstitch_gpu.index_causal_attention import FEW_ROWS, MANY_ROWS, Form, plan
-from service.worker.model.attention import attend_rows
 from tests.service.worker.tiny import assert_close
 from tests_gpu.kernels.interpreter import needs_gpu, shapes
 

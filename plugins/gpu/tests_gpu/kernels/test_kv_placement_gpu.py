@@ -12,16 +12,16 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kvstitch.kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading.chunk_stream import ChunkStream
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import kv_placement_gpu
 from kvstitch_gpu.gpu_kernels import GpuPlacer
 from kvstitch_gpu.kv_placement_gpu import Target
 from kvstitch_gpu.transfers import Transfers
-from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
-from service.worker.kv.pool import KVPool
-from service.worker.layout import PromptLayout
-from service.worker.loading.chunk_stream import ChunkStream
-from service.worker.model.addressing import Address
-from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import StoredSegment
 from tests_gpu.kernels.interpreter import needs_gpu
 

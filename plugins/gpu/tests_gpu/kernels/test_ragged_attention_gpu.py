@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.model.families import decoder_for
 from kvstitch_gpu import ragged_attention_gpu
 from kvstitch_gpu.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
-from service.worker.model.families import decoder_for
 from tests.service.worker.forward.test_decode import LENGTHS, STEPS, decoded
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 from tests_gpu.kernels.interpreter import needs_gpu, shapes

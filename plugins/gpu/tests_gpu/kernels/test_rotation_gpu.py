@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.forward.kv_placement import write_and_rotate, write_rows, write_tokens
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.methods.layer_view import Replaced
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import rotation_gpu
-from service.worker.forward.kv_placement import write_and_rotate, write_rows, write_tokens
-from service.worker.kv.pool import KVPool
-from service.worker.methods.layer_view import Replaced
-from service.worker.model.rope import RotaryTable
 from tests_gpu.kernels.interpreter import needs_gpu
 
 CASES = [(1, 1, 32), (70, 2, 64), (17, 3, 96), (40, 2, 80)]

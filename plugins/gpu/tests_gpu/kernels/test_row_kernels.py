@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvstitch.service.worker.api import decoder_for
+from kvstitch.service.worker.steps import run
 from kvstitch_gpu import row_kernels
-from service.worker.api import decoder_for
-from service.worker.steps import run
 from tests_gpu.kernels.interpreter import needs_gpu
 
 DTYPES = {"cpu": (torch.float16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}

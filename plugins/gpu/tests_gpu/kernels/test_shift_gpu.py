@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import LayerView, Replaced
+from kvstitch.service.worker.methods.stored_kv import Shift
+from kvstitch.service.worker.model.model_facts import FlopCount
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import shift_gpu
 from kvstitch_gpu.shift_gpu import KernelShift, ShiftPlan
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import LayerView, Replaced
-from service.worker.methods.stored_kv import Shift
-from service.worker.model.model_facts import FlopCount
-from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import StoredSegment, assert_close
 from tests_gpu.kernels.interpreter import needs_gpu
 

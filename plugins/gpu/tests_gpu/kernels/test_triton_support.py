@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import kvstitch_gpu
+from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch_gpu import kv_placement_gpu, row_kernels, shift_gpu, triton_support
 from kvstitch_gpu.gpu_kernels import GpuKernels
-from service.worker.model.rope import RotaryTable
 
 ONES = torch.ones(3)
 

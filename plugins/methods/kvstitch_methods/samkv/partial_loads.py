@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from kvstitch.kvstore import BlocksOutcome
+from kvstitch.service.worker.loading.chunk_stream import stored_bytes
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.segment_load import UNCACHED, Load, SegmentLoad, SegmentRead
+from kvstitch.service.worker.methods.api import CachedSegment, ChunkExtra, Steps
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.sequences.prefill_launcher import PartialPrompt
 from kvstitch_methods.samkv.selection import SketchedDocument, SketchedPrompt
 from kvstitch_methods.samkv.sketch import EXTRA, BlockGrid, Sketch
 from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource, WholeChunk
-from kvstore import BlocksOutcome
-from service.worker.loading.chunk_stream import stored_bytes
-from service.worker.loading.loader import Loader
-from service.worker.loading.segment_load import UNCACHED, Load, SegmentLoad, SegmentRead
-from service.worker.methods.api import CachedSegment, ChunkExtra, Steps
-from service.worker.model.addressing import Address
-from service.worker.sequences.prefill_launcher import PartialPrompt
 
 
 @dataclass(frozen=True)

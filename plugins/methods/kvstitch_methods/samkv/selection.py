@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch_methods.samkv.sketch import BlockGrid, Sketch
-from service.worker.layout import PromptLayout
-from service.worker.model.model_facts import ModelFacts
 
 OUTLIER_SIGMAS = 3.0
 

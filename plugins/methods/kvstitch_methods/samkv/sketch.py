@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvstore import BLOCK_TOKENS
-from service.worker.methods.layer_view import ChunkExtra, ChunkLayer, LayerView
-from service.worker.model.model_facts import PLAIN, AttentionRule
+from kvstitch.kvstore import BLOCK_TOKENS
+from kvstitch.service.worker.methods.layer_view import ChunkExtra, ChunkLayer, LayerView
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
 
 BLOCK = BLOCK_TOKENS
 LOCAL_BLOCKS = 2

@@ -11,25 +11,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstitch.kvstore import EncodedChunk
+from kvstitch.service.errors import WorkerFault
+from kvstitch.service.worker.forward.kv_placement import PromptKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import CachedSegment, PrefillResult
+from kvstitch.service.worker.model.attention import attend_rows
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import FlopCount
+from kvstitch.service.worker.steps import Steps
 from kvstitch_methods.samkv.selection import (
     SketchedDocument,
     SketchedPrompt,
     SparsePlan,
     fixed_tokens,
 )
-from kvstore import EncodedChunk
-from service.errors import WorkerFault
-from service.worker.forward.kv_placement import PromptKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.model.attention import attend_rows
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import FlopCount
-from service.worker.steps import Steps
 
 
 class TokenSource(Protocol):
-    """KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
+    """KV of some tokens of a document; `kvstitch.kvstore.EncodedBlocks` is one."""
 
     def tokens(self, layer: int) -> Tensor:
         """Return indices of these tokens within the document, ascending."""

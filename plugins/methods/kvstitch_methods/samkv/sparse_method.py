@@ -11,6 +11,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.loading.segment_load import Load
+from kvstitch.service.worker.methods.api import (
+    ChunkExtra,
+    ModelFacts,
+    PartialMethod,
+    Phase,
+    PrefillResult,
+    PromptShape,
+    Steps,
+    dense_phases,
+    parameter,
+)
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.sequences.prefill_launcher import PartialPrompt
 from kvstitch_methods.samkv.partial_loads import sparse_loop, start_loads
 from kvstitch_methods.samkv.selection import (
     Selection,
@@ -23,21 +38,6 @@ from kvstitch_methods.samkv.selection import (
 )
 from kvstitch_methods.samkv.sketch import BLOCK, EXTRA, BlockGrid
 from kvstitch_methods.samkv.sparse_loop import SparseLayerLoop
-from service.worker.loading.loader import Loader
-from service.worker.loading.segment_load import Load
-from service.worker.methods.api import (
-    ChunkExtra,
-    ModelFacts,
-    PartialMethod,
-    Phase,
-    PrefillResult,
-    PromptShape,
-    Steps,
-    dense_phases,
-    parameter,
-)
-from service.worker.model.addressing import Address
-from service.worker.sequences.prefill_launcher import PartialPrompt
 
 
 @dataclass(frozen=True)

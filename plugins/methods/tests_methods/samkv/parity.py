@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from kvstitch.service.worker.forward.decode import decode_step
 from kvstitch_methods.samkv.selection import recomputed_ends
 from kvstitch_methods.samkv.sketch import BlockGrid, Sketch
 from kvstitch_methods.samkv.sparse_method import SamKV
-from service.worker.forward.decode import decode_step
 from tests.service.worker.tiny import Q, S, Tiny, assert_close
 from tests_methods.samkv import reference as reference_samkv
 from tests_methods.samkv.reference_pass import padding_sets

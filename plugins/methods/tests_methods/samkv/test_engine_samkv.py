@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvstore import MemoryTier, parse_header
-from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Method, Precompute
-from service.worker.methods.registry import make_fusion
+from kvstitch.kvstore import MemoryTier, parse_header
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import ChunkTokens, Method, Precompute
+from kvstitch.service.worker.methods.registry import make_fusion
 from tests.kvstore.chunks import tensors_of
 from tests.service.worker.engines import PIE, Rig, disk, rig
 from tests.service.worker.tiny import Tiny, random_model, tiny_config, tiny_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvstitch.service.worker.model.model_facts import FlopCount
 from kvstitch_methods.samkv.sparse_method import SamKV
-from service.worker.model.model_facts import FlopCount
 from tests.service.worker.tiny import D1, PREFIXES, Q, S, Tiny, assert_close
 from tests_methods.samkv.toys import LONG, PAPER, sparse_run, tokens
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.model.attention import ROW_TILE
 from kvstitch_methods.samkv.sparse_method import SamKV
-from service.worker.model.attention import ROW_TILE
 from tests.service.worker.tiny import Tiny, random_model, tiny_config, tiny_of
 from tests_methods.samkv import reference as reference_samkv
 from tests_methods.samkv import reference_sketch as expected_sketch

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import Prefix, PromptLayout
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.layer_view import PrefillResult
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.steps import Steps, run
 from kvstitch_methods.samkv.selection import Selection, SketchedDocument, SketchedPrompt, SparsePlan
 from kvstitch_methods.samkv.sketch import BlockGrid, Sketch, SketchBuilder
 from kvstitch_methods.samkv.sparse_loop import BlockSets, SparseLayerLoop, TokenSource
 from kvstitch_methods.samkv.sparse_method import SamKV
-from service.worker.forward.prefill import prefill
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import Prefix, PromptLayout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import Steps, run
 from tests.service.worker.tiny import Q, S, StoredSegment, Tiny
 from tests_methods.samkv import reference_sketch as expected
 

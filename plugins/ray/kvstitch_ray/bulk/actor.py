@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvstitch.service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused
+from kvstitch.service.gateway.documents.background_loop import retry_after_s, side_by_side
+from kvstitch.service.gateway.worker_client.supervisor import COMMAND
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import all_settings
 from kvstitch_ray.bulk.corpus import BulkCorpus
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import DocumentReader, RangeQueue
 from kvstitch_ray.bulk.records import Counts, Range, Run
 from kvstitch_ray.bulk.sources import source
-from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused
-from service.gateway.documents.background_loop import retry_after_s, side_by_side
-from service.gateway.worker_client.supervisor import COMMAND
-from service.models import prepare_model
-from service.settings import all_settings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import (
+from kvstitch.service.cli.options import (
     WrongArgument,
     add_options_of_plugins,
     add_setting_options,
@@ -15,10 +15,10 @@ from service.cli.options import (
     positive,
     settings_of,
 )
-from service.cli.output import console, emit, emit_line, plain, size, table, time_left
-from service.models import prepare_model
-from service.plugins import hooks
-from service.shared import resources
+from kvstitch.service.cli.output import console, emit, emit_line, plain, size, table, time_left
+from kvstitch.service.models import prepare_model
+from kvstitch.service.plugins import hooks
+from kvstitch.service.shared import resources
 
 if TYPE_CHECKING:
     from kvstitch_ray.bulk.records import Progress

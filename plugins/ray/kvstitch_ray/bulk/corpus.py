@@ -15,36 +15,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvstitch.retriever import ChunkSettings, Embedder, Retriever, Scope, VectorIndex
+from kvstitch.retriever.catalog.catalog import Catalog
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.documents import CatalogState, IngestResult
+from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.index_mirror import IndexMirror
+from kvstitch.retriever.sql.database import Database
+from kvstitch.service.errors import InvalidSetting, ModelRefused
+from kvstitch.service.gateway.databases import shared_secret
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKVs
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
+from kvstitch.service.gateway.documents.indexing_stage import IndexingStage
+from kvstitch.service.gateway.documents.jobs.document_queue import record_sizes
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.kv_stage import KvStage
+from kvstitch.service.gateway.documents.membership import Heartbeat, Membership, OpenWork
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits
+from kvstitch.service.gateway.prompts.chunk_prefixes import ChunkPrefixes
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever, make_embedder
+from kvstitch.service.gateway.service_database import shared_database
+from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from kvstitch.service.plugins import hooks
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.calibration import calibrated
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from kvstitch_ray.bulk.ranges import RangeQueue
-from retriever import ChunkSettings, Embedder, Retriever, Scope, VectorIndex
-from retriever.catalog.catalog import Catalog
-from retriever.catalog.tables import catalog_database
-from retriever.documents import CatalogState, IngestResult
-from retriever.embedders import Vectors, space_of
-from retriever.index.vector_search import VectorSearch
-from retriever.index_mirror import IndexMirror
-from retriever.sql.database import Database
-from service.errors import InvalidSetting, ModelRefused
-from service.gateway.databases import shared_secret
-from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.deletion.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.documents.indexing_stage import IndexingStage
-from service.gateway.documents.jobs.document_queue import record_sizes
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.kv_stage import KvStage
-from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
-from service.gateway.documents.parsing.parser import FileLimits
-from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
-from service.gateway.service_database import shared_database
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.plugins import hooks
-from service.settings import Settings
-from service.settings.calibration import calibrated
-from service.shared.worker_settings import WorkerSettings
 
 
 def storing_retriever(

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvstitch.kvstore import ChunkSpec, chunk_file_bytes
+from kvstitch.service.errors import KvstitchError, ModelRefused
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import CHUNK_PREFIX_MODES
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.calibration import calibrated
 from kvstitch_ray.bulk.ranges import DocumentReader, file_ranges, line_ranges
 from kvstitch_ray.bulk.records import MAX_ERRORS, Range
 from kvstitch_ray.bulk.sources import Source
-from kvstore import ChunkSpec, chunk_file_bytes
-from service.errors import KvstitchError, ModelRefused
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import CHUNK_PREFIX_MODES
-from service.settings import Settings
-from service.settings.calibration import calibrated
 
 
 @dataclass

@@ -20,12 +20,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from kvstitch.retriever.sql.expressions import Name, among, required, upsert
+from kvstitch.retriever.sql.revisions import Schema, add_column
+from kvstitch.service.gateway import tables
+from kvstitch.service.gateway.documents.membership import LEASE_S, NOW
+from kvstitch.service.gateway.service_database import ServiceDatabase, shared_database
 from kvstitch_ray.bulk.records import Counts, Progress, Range, Run
-from retriever.sql.expressions import Name, among, required, upsert
-from retriever.sql.revisions import Schema, add_column
-from service.gateway import tables
-from service.gateway.documents.membership import LEASE_S, NOW
-from service.gateway.service_database import ServiceDatabase, shared_database
 
 NAMESPACE = "kvstitch_bulk"  # of bulk alone: gateways neither need nor migrate it
 MAX_ATTEMPTS = 5  # claims of one range in a run of the command, before it is given up

@@ -14,20 +14,20 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kvstitch_ray.bulk.range_table import CUTTING, RangeTable
-from kvstitch_ray.bulk.records import Counts, Range
-from kvstitch_ray.bulk.sources import InputFile, Source
-from service.errors import BodyTooLarge, InternalError, InvalidRequest, KvstitchError
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.file_kinds import file_kind, is_binary
-from service.gateway.http.sent_documents import (
+from kvstitch.service.errors import BodyTooLarge, InternalError, InvalidRequest, KvstitchError
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.file_kinds import file_kind, is_binary
+from kvstitch.service.gateway.http.sent_documents import (
     file_document,
     json_document,
     line_limit,
     parse_line,
 )
-from service.messages.replies import Precomputed
-from service.settings import Settings
+from kvstitch.service.messages.replies import Precomputed
+from kvstitch.service.settings import Settings
+from kvstitch_ray.bulk.range_table import CUTTING, RangeTable
+from kvstitch_ray.bulk.records import Counts, Range
+from kvstitch_ray.bulk.sources import InputFile, Source
 
 Unread = tuple[str, str]
 """The doc_id or place of a document that cannot be read, and what is wrong with it."""

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvstitch.service.errors import DatabaseUnavailable, InvalidSetting, ModelRefused
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.models import prepare_model
+from kvstitch.service.prompt import CHUNK_PREFIX_MODES
+from kvstitch.service.settings import Settings
+from kvstitch.service.settings.calibration import calibrated
+from kvstitch.service.shared.model_fingerprint import fingerprint
 from kvstitch_ray.bulk.corpus import check
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Order, Progress, Run
 from kvstitch_ray.bulk.sources import normal, source
-from service.errors import DatabaseUnavailable, InvalidSetting, ModelRefused
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models import prepare_model
-from service.prompt import CHUNK_PREFIX_MODES
-from service.settings import Settings
-from service.settings.calibration import calibrated
-from service.shared.model_fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5  # while others work on what is left

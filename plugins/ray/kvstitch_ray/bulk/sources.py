@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.documents.parsing.file_kinds import suffixes_in_folders
+from kvstitch.service.errors import InvalidRequest, InvalidSetting
+from kvstitch.service.gateway.documents.parsing.file_kinds import suffixes_in_folders
 
 LINES = (".jsonl", ".ndjson")
 BLOCK_BYTES = 4 << 20

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from kvstitch.service import __version__
+from kvstitch.service.cli.serve import PreparedWorker
+from kvstitch.service.errors import InvalidSetting, KvstitchError
+from kvstitch.service.gateway.data_folder import UMASK
+from kvstitch.service.gateway.worker_client.connection import WorkerConnection
+from kvstitch.service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from kvstitch.service.shared import resources
 from kvstitch_ray.cluster.records import ActorState, Phase, WorkerPlan, name_of
-from service import __version__
-from service.cli.serve import PreparedWorker
-from service.errors import InvalidSetting, KvstitchError
-from service.gateway.data_folder import UMASK
-from service.gateway.worker_client.connection import WorkerConnection
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.shared import resources
 
 log = logging.getLogger("kvstitch.cluster")
 

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import (
+from kvstitch.service.cli.options import (
     WrongArgument,
     add_options_of_plugins,
     add_setting_options,
     settings_of,
 )
-from service.cli.output import console, emit, plain, table
+from kvstitch.service.cli.output import console, emit, plain, table
 
 if TYPE_CHECKING:
     from kvstitch_ray.cluster.ray_cluster import RayCluster

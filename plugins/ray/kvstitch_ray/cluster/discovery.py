@@ -11,8 +11,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
 from importlib.util import find_spec
 
-from service.errors import InvalidSetting
-from service.gateway.fleet.discovery import Source
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.fleet.discovery import Source
 
 COMMAND = (sys.executable, "-m", "kvstitch_ray.cluster.watch")
 SCHEME = "ray://"

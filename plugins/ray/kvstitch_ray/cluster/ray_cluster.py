@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from kvstitch.service.errors import InvalidSetting, KvstitchError
 from kvstitch_ray.cluster.actor import WorkerActor
 from kvstitch_ray.cluster.records import NAMESPACE, ActorState, WorkerPlan, name_of, workers_among
-from service.errors import InvalidSetting, KvstitchError
 
 MISSING = "Ray is not installed: pip install 'kvstitch[ray]'"
 _REPLY_S = 5.0

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from service.cli.serve import PreparedWorker
-from service.models import prepare_model
-from service.settings import Settings, load
+from kvstitch.service.cli.serve import PreparedWorker
+from kvstitch.service.models import prepare_model
+from kvstitch.service.settings import Settings, load
 
 NAMESPACE = "kvstitch"
 PREFIX = "kvstitch-worker-"

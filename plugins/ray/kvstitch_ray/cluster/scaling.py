@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvstitch.service.errors import KvstitchError
 from kvstitch_ray.cluster.records import (
     COUNTED,
     ActorState,
@@ -14,7 +15,6 @@ from kvstitch_ray.cluster.records import (
     lowest_free,
     number_of,
 )
-from service.errors import KvstitchError
 
 if TYPE_CHECKING:
     from kvstitch_ray.cluster.ray_cluster import RayCluster

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from kvstitch.service.errors import KvstitchError
 from kvstitch_ray.cluster.ray_cluster import RayCluster, connect
 from kvstitch_ray.cluster.records import REACHABLE, ActorState
-from service.errors import KvstitchError
 
 LIST_EVERY_S = 1.0
 # The first list is printed when all actors have answered, or after this time: a list that lacks

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from kvstitch.retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
+from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.service.settings import Settings
 from kvstitch_ray.bulk.actor import RangeActor
 from kvstitch_ray.bulk.corpus import storing_retriever
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import cut
 from kvstitch_ray.bulk.records import Run
 from kvstitch_ray.bulk.sources import source
-from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
-from retriever.catalog.tables import catalog_database
-from service.settings import Settings
 from tests.fakes.models import WordCounter
 from tests.service.gateway.model_folders import byte_tokenizer, make_folder
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kvstitch.service.gateway.documents.membership import LEASE_S
 from kvstitch_ray.bulk.range_table import MAX_ATTEMPTS, RangeTable
 from kvstitch_ray.bulk.records import MAX_ERRORS, Counts, Range, Run
-from service.gateway.documents.membership import LEASE_S
 
 RUN = Run("0123456789abcdef", "/input", "", "default")
 

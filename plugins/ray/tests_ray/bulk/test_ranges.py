@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from kvstitch.service.errors import InvalidRequest, InvalidSetting
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.settings import Settings
 from kvstitch_ray.bulk import sources
 from kvstitch_ray.bulk.range_table import RangeTable
 from kvstitch_ray.bulk.ranges import DocumentReader, cut, line_ranges
 from kvstitch_ray.bulk.records import Range, Run
 from kvstitch_ray.bulk.sources import LocalSource, S3Source, Source, source
-from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.settings import Settings
 from tests_s3.s3_server import BUCKET, KEY_ID, SECRET, s3_server
 
 

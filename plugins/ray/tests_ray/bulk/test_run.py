@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from kvstitch.kvstore import chunk_file_bytes, encode_chunk
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import demo_model, load
 from kvstitch_ray.bulk.dry_run import estimate, spec_of
 from kvstitch_ray.bulk.records import Order
 from kvstitch_ray.bulk.run import require_ray, run_of
 from kvstitch_ray.bulk.sources import LocalSource
-from kvstore import chunk_file_bytes, encode_chunk
-from service.errors import InvalidSetting
-from service.settings import demo_model, load
 from tests.service.gateway.model_folders import make_folder
 
 DATABASE = "postgresql://user@here/one"

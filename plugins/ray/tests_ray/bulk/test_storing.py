@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvstitch.retriever import ChunkSettings, Document, Retriever, VectorIndex
+from kvstitch.retriever.catalog.tables import catalog_database
 from kvstitch_ray.bulk.corpus import storing_retriever
-from retriever import ChunkSettings, Document, Retriever, VectorIndex
-from retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 CHUNKING = ChunkSettings(WordCounter(), 16)

@@ -14,11 +14,11 @@ from typing import cast
 
 import pytest
 
+from kvstitch.service.cli.serve import PreparedWorker
+from kvstitch.service.errors import InvalidSetting, ModelRefused
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from kvstitch_ray.cluster.actor import ClusterWorker, free_address
 from kvstitch_ray.cluster.records import ActorState
-from service.cli.serve import PreparedWorker
-from service.errors import InvalidSetting, ModelRefused
-from service.shared.worker_settings import WorkerSettings
 
 FAKE = (sys.executable, "-m", "tests.fakes.worker")
 LONG_S = 240.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.service.errors import InvalidSetting
 from kvstitch_ray.cluster.discovery import RayActors
-from service.errors import InvalidSetting
 
 LONG_S = 240.0
 # Each run prints the next of these lists and what Ray might print, then ends as if Ray were away.
@@ -56,9 +56,9 @@ def test_other_urls_are_refused(wrong: str) -> None:
 
 def test_nothing_of_this_imports_ray() -> None:
     code = (
-        "import sys, service.gateway.workers\n"
-        "from service.cli import parser\n"
-        "from service.gateway.fleet.discovery import source_of\n"
+        "import sys, kvstitch.service.gateway.workers\n"
+        "from kvstitch.service.cli import parser\n"
+        "from kvstitch.service.gateway.fleet.discovery import source_of\n"
         "source_of('ray://auto')\n"
         "parser().parse_args(['cluster', 'status'])\n"
         "sys.exit(bool({'ray', 'kvstitch_ray.cluster.ray_cluster'} & set(sys.modules)))"

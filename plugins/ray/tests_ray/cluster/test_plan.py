@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.settings import demo_model, load
 from kvstitch_ray.cluster.records import WorkerPlan
-from service.errors import InvalidSetting
-from service.settings import demo_model, load
 
 SECRET = "0123456789abcdef0123456789abcdef"
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import demo_model
+from kvstitch.service.settings import demo_model
 from tests.e2e.service import Service
 from tests.ray_cluster import ROOT, RayCluster, ray_cluster
 
@@ -44,7 +44,7 @@ class Fleet:
     def run(self, action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`kvstitch cluster`, with the secret in its environment and nowhere else."""
         return subprocess.run(
-            [sys.executable, "-m", "service.cli", "cluster", action, *arguments, "--json"],
+            [sys.executable, "-m", "kvstitch.service.cli", "cluster", action, *arguments, "--json"],
             capture_output=True,
             text=True,
             timeout=LONG_S,
@@ -116,7 +116,7 @@ def test_the_secret_is_in_no_log_of_ray_and_in_no_process_list(fleet: Fleet) -> 
     assert any("kvstitch.worker" in path.read_text(errors="replace") for path in logs)
     assert [path for path in logs if SECRET.encode() in path.read_bytes()] == []
     lines = list(_command_lines())
-    assert any(b"service.worker" in line for line in lines)
+    assert any(b"kvstitch.service.worker" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
 
 
@@ -154,11 +154,13 @@ def test_a_new_version_is_put_beside_the_old_one_which_is_then_drained(
     fleet: Fleet, gateway: Service
 ) -> None:
     """The upgrade that docs/fleet.md tells people on plain Ray to make, under requests."""
-    later = fleet.folder / "later" / "service"
+    later = fleet.folder / "later" / "kvstitch" / "service"
     later.mkdir(parents=True)
-    package = f"__version__ = '9.9.9'\n__path__.append({str(ROOT / 'service')!r})\n"
+    rest = "__path__.append({!r})\n"
+    (later.parent / "__init__.py").write_text(rest.format(str(ROOT / "kvstitch")))
+    package = "__version__ = '9.9.9'\n" + rest.format(str(ROOT / "service"))
     (later / "__init__.py").write_text(package)
-    runtime_env = {"env_vars": {"PYTHONPATH": f"{later.parent}:{ROOT}"}}
+    runtime_env = {"env_vars": {"PYTHONPATH": f"{later.parents[1]}:{ROOT}"}}
     before = fleet.states()
     beside = ["--workers", "4", "--cpus-per-worker", "0.5"]  # one node is left
     beside += ["--runtime-env", json.dumps(runtime_env)]

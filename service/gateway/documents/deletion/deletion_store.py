@@ -19,13 +19,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from kvstitch.records.documents import Receipt
-from retriever.scope import EVERYBODY
-from retriever.sql.expressions import among, upsert
-from service.gateway.documents import membership
-from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import confirmations, contents, purges, receipts, sizes
-from service.messages.requests import ChunkTokens
+from kvstitch.retriever.scope import EVERYBODY
+from kvstitch.retriever.sql.expressions import among, upsert
+from kvstitch.service.gateway.documents import membership
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.tables import confirmations, contents, purges, receipts, sizes
+from kvstitch.service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100  # that a receipt names
 

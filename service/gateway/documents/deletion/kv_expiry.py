@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from retriever import Scope
-from service.errors import TierUnreached
-from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKVs
-from service.gateway.fleet.worker_pool import Worker
-from service.messages.requests import ChunkTokens, Purge
+from kvstitch.retriever import Scope
+from kvstitch.service.errors import TierUnreached
+from kvstitch.service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKVs
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.messages.requests import ChunkTokens, Purge
 
 DAY_S = 86_400.0
 PAUSE_S = 900.0

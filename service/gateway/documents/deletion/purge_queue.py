@@ -26,14 +26,14 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
 
-from retriever import Scope
-from retriever.documents import CatalogState
-from retriever.sql.database import Database
-from service.errors import TierUnreached
-from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
-from service.gateway.documents.deletion.deletion_store import DeletionStore, PendingPurge
-from service.gateway.fleet.worker_pool import Worker
-from service.messages.requests import ChunkTokens, Purge
+from kvstitch.retriever import Scope
+from kvstitch.retriever.documents import CatalogState
+from kvstitch.retriever.sql.database import Database
+from kvstitch.service.errors import TierUnreached
+from kvstitch.service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore, PendingPurge
+from kvstitch.service.gateway.fleet.worker_pool import Worker
+from kvstitch.service.messages.requests import ChunkTokens, Purge
 
 CHANGING = 0x6B76_0003  # number of the advisory lock
 

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from kvstitch.records.documents import OPEN_STATES
-from retriever.scope import View
-from retriever.sql.expressions import among, upsert
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import documents, freed_files, jobs, sizes
+from kvstitch.retriever.scope import View
+from kvstitch.retriever.sql.expressions import among, upsert
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.service_database import ServiceDatabase
+from kvstitch.service.gateway.tables import documents, freed_files, jobs, sizes
 
 # Frees the space of a document that is no longer needed here.
 FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}

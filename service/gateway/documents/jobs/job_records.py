@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
-from retriever import Scope
-from retriever.scope import EVERYBODY, EVERYTHING, View
-from service.gateway.documents.pace import WorkAhead
+from kvstitch.retriever import Scope
+from kvstitch.retriever.scope import EVERYBODY, EVERYTHING, View
+from kvstitch.service.gateway.documents.pace import WorkAhead
 
 NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20

@@ -28,11 +28,11 @@ from kvstitch.records.documents import (
     JobProgress,
     WarnedDocument,
 )
-from retriever import Scope
-from retriever.scope import EVERYBODY, EVERYTHING, View
-from retriever.sql.expressions import among
-from service.errors import DatabaseUnavailable
-from service.gateway.documents.jobs.document_queue import (
+from kvstitch.retriever import Scope
+from kvstitch.retriever.scope import EVERYBODY, EVERYTHING, View
+from kvstitch.retriever.sql.expressions import among
+from kvstitch.service.errors import DatabaseUnavailable
+from kvstitch.service.gateway.documents.jobs.document_queue import (
     FREE,
     OF_TENANTS,
     UNFINISHED,
@@ -41,13 +41,13 @@ from service.gateway.documents.jobs.document_queue import (
     lock_jobs,
     update_job_states,
 )
-from service.gateway.documents.jobs.job_records import (
+from kvstitch.service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
     IngestDocument,
     StoredJob,
 )
-from service.gateway.documents.pace import WorkAhead
-from service.gateway.tables import documents, jobs, sizes
+from kvstitch.service.gateway.documents.pace import WorkAhead
+from kvstitch.service.gateway.tables import documents, jobs, sizes
 
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 _ACCEPTED = jobs.c.state != "spooling"

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import aiofiles
 
-from service.gateway.data_folder import DiskGuard
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
+from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs
 START_BYTES = 16  # enough to tell a file's kind

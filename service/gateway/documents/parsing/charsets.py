@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import ParseWarning
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import ParseWarning
 
 SAMPLE_BYTES = 65_536  # that detection looks at
 MIN_BYTES = 40  # from fewer no charset can be told

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import chain
 from pathlib import PurePath
 
-from service.plugins import FileFormat, hooks
+from kvstitch.service.plugins import FileFormat, hooks
 
 PDF_START = b"%PDF-"
 _ZIP_START = b"PK\x03\x04"
@@ -31,7 +31,7 @@ def _picture(media_type: str, suffixes: tuple[str, ...], *starts: bytes) -> File
     return FileFormat("image", media_type, suffixes, parser, starts, binary=True, in_folders=False)
 
 
-_ROOM = "service.gateway.documents.parsing"
+_ROOM = "kvstitch.service.gateway.documents.parsing"
 _OWN = (
     _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
     _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),

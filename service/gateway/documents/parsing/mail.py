@@ -8,10 +8,10 @@ from email.header import decode_header
 from email.policy import default
 from typing import Any
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing import charsets
-from service.gateway.documents.parsing.markup import html
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing import charsets
+from kvstitch.service.gateway.documents.parsing.markup import html
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     MAX_PLACES,
     Bounds,
     ParsedFile,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.errors import InvalidRequest
+from kvstitch.service.errors import InvalidRequest
 
 MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]

@@ -17,20 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
-from retriever import Mark
-from retriever.ingest import EmbeddedDocument
-from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.parsing.file_kinds import NOT_READ, format_of, parsers_by_part
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.retriever import Mark
+from kvstitch.retriever.ingest import EmbeddedDocument
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
+from kvstitch.service.gateway.documents.parsing.file_kinds import (
+    NOT_READ,
+    format_of,
+    parsers_by_part,
+)
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
 )
-from service.plugins import PictureReader, hooks
-from service.settings import Settings
-from service.shared.resources import behind_all
-from service.shared.worker_settings import MIB
+from kvstitch.service.plugins import PictureReader, hooks
+from kvstitch.service.settings import Settings
+from kvstitch.service.shared.resources import behind_all
+from kvstitch.service.shared.worker_settings import MIB
 
 LONG_S = 2.0
 """A file that takes longer than most comes behind others."""
@@ -127,7 +131,7 @@ async def _run_on(
     """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "service.gateway.documents.parsing.parser_process",
+        sys.executable, "-m", "kvstitch.service.gateway.documents.parsing.parser_process",
         *what, *map(str, limits.arguments),
         stdin=stdin, stdout=PIPE, stderr=DEVNULL, process_group=0,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

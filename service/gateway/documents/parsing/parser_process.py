@@ -1,6 +1,6 @@
 """Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
-    python -m service.gateway.documents.parsing.parser_process \\
+    python -m kvstitch.service.gateway.documents.parsing.parser_process \\
         KIND PARSER CHARSET PICTURE_READER ARCHIVES MAX_PAGES MAX_CHARS OCR_PAGES \\
         CPU_S MOST_CPU_S MEMORY_BYTES MOST_MEMORY_BYTES
 
@@ -18,13 +18,13 @@ from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
 )
-from service.shared.resources import behind_answers
+from kvstitch.service.shared.resources import behind_answers
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def _parse(parser: str, content: bytes, bounds: Bounds, charset: str = "") -> di
     warnings: tuple[ParseWarning, ...] = ()
     if charset:
         # Who sends a file knows more than its own label does, as for browsers.
-        from service.gateway.documents.parsing.charsets import decode
+        from kvstitch.service.gateway.documents.parsing.charsets import decode
 
         decoded = decode(content, charset)
         content, warnings = decoded.text.encode(), decoded.warnings

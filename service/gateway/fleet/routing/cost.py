@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.messages.replies import WorkerLoad
+from kvstitch.service.messages.replies import WorkerLoad
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from service.messages.replies import Holdings
-from service.messages.requests import Generate
+from kvstitch.service.messages.replies import Holdings
+from kvstitch.service.messages.requests import Generate
 
 # Names that are remembered to be in a slower tier; those seen first are forgotten first.
 MAX_STORED = 1_000_000

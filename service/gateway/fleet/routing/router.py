@@ -19,9 +19,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.routing.cost import Costs, Counts, Place, Work, WorkerTable, costs
-from service.gateway.fleet.routing.directory import Directory, PrefixMap, prompt_beginnings
-from service.messages.requests import ChunkNames, Generate
+from kvstitch.service.gateway.fleet.routing.cost import (
+    Costs,
+    Counts,
+    Place,
+    Work,
+    WorkerTable,
+    costs,
+)
+from kvstitch.service.gateway.fleet.routing.directory import Directory, PrefixMap, prompt_beginnings
+from kvstitch.service.messages.requests import ChunkNames, Generate
 
 BOUND = 1.25  # a home's backlog is at most this many times the mean
 SLACK_S = 0.05  # and this much besides, so that idle workers differ in nothing

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstitch.records.answers import Answer, Citation, TokenLogprob
-from service.errors import KvstitchError
-from service.gateway.answers.answer_service import NumberedEvent
-from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
-from service.gateway.http.answering import data_line, json_value
-from service.gateway.http.openai.envelope import (
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.answers.answer_service import NumberedEvent
+from kvstitch.service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from kvstitch.service.gateway.http.answering import data_line, json_value
+from kvstitch.service.gateway.http.openai.envelope import (
     Envelope,
     chat_logprobs,
     finish_reason,
     text_logprobs,
 )
-from service.gateway.http.problems import openai_error
-from service.gateway.schemas.openai import ChatRequest
-from service.gateway.schemas.openai_answers import (
+from kvstitch.service.gateway.http.problems import openai_error
+from kvstitch.service.gateway.schemas.openai import ChatRequest
+from kvstitch.service.gateway.schemas.openai_answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -38,7 +38,7 @@ from service.gateway.schemas.openai_answers import (
     TextChoice,
     ToolCallOut,
 )
-from service.gateway.tool_calls.call_parser import (
+from kvstitch.service.gateway.tool_calls.call_parser import (
     CallArguments,
     CallParser,
     CallStarted,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai.field_table import (
+from kvstitch.service.errors import InvalidRequest, Unsupported
+from kvstitch.service.gateway.http.openai.field_table import (
     CONTENT_PART,
     FUNCTION,
     INPUT_ITEM,
@@ -16,7 +16,7 @@ from service.gateway.http.openai.field_table import (
     TOOL,
     check_fields,
 )
-from service.gateway.schemas.openai import (
+from kvstitch.service.gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
     ContentPart,
@@ -28,9 +28,9 @@ from service.gateway.schemas.openai import (
     ResponsesRequest,
     ToolDefinition,
 )
-from service.gateway.tool_calls.json_call import is_object, object_of
-from service.gateway.tool_calls.tools import Tool, ToolSet
-from service.prompt import ToolCall, Turn
+from kvstitch.service.gateway.tool_calls.json_call import is_object, object_of
+from kvstitch.service.gateway.tool_calls.tools import Tool, ToolSet
+from kvstitch.service.prompt import ToolCall, Turn
 
 _RESPONSES_TEXTS = ("input_text", "output_text", "text")
 _THOUGHTS = ("reasoning", "reasoning_text", "thinking", "redacted_thinking")

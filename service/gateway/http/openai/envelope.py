@@ -16,8 +16,8 @@ from kvstitch.records.answers import (
     TokenLogprob,
     Usage,
 )
-from service.gateway.http.openai.requests import TranslatedRequest
-from service.gateway.schemas.openai_answers import (
+from kvstitch.service.gateway.http.openai.requests import TranslatedRequest
+from kvstitch.service.gateway.schemas.openai_answers import (
     Annotation,
     ChatLogprobs,
     Details,
@@ -25,7 +25,7 @@ from service.gateway.schemas.openai_answers import (
     TextLogprobs,
     UrlCitation,
 )
-from service.gateway.tool_calls.call_parser import CallParser
+from kvstitch.service.gateway.tool_calls.call_parser import CallParser
 
 
 @dataclass(frozen=True)

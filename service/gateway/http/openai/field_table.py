@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from service.errors import InvalidRequest, Unsupported
+from kvstitch.service.errors import InvalidRequest, Unsupported
 
 
 @dataclass(frozen=True)

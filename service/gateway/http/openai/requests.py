@@ -12,15 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.errors import InvalidRequest, KvstitchError, ModelNotFound, Unsupported
-from service.gateway.answers.methods import NAMES
-from service.gateway.http.openai.conversations import (
+from kvstitch.service.errors import InvalidRequest, KvstitchError, ModelNotFound, Unsupported
+from kvstitch.service.gateway.answers.methods import NAMES
+from kvstitch.service.gateway.http.openai.conversations import (
     tools_of_chat,
     tools_of_response,
     turns_of_items,
     turns_of_messages,
 )
-from service.gateway.http.openai.field_table import (
+from kvstitch.service.gateway.http.openai.field_table import (
     CHAT,
     COMPLETION,
     RESPONSE_FORMAT,
@@ -30,19 +30,19 @@ from service.gateway.http.openai.field_table import (
     TEXT_OPTIONS,
     check_fields,
 )
-from service.gateway.http.openai.structured_output import (
+from kvstitch.service.gateway.http.openai.structured_output import (
     WantedForm,
     form_of_text,
     wanted_form,
     with_tools,
 )
-from service.gateway.json_content import from_validation
-from service.gateway.schemas.generate import (
+from kvstitch.service.gateway.json_content import from_validation
+from kvstitch.service.gateway.schemas.generate import (
     ConversationRequest,
     GenerateRequest,
     MethodChoice,
 )
-from service.gateway.schemas.openai import (
+from kvstitch.service.gateway.schemas.openai import (
     MAX_CHOICES,
     ChatRequest,
     CommonRequest,
@@ -51,9 +51,9 @@ from service.gateway.schemas.openai import (
     ResponsesRequest,
     SampledRequest,
 )
-from service.gateway.tool_calls.tools import ToolForm, ToolSet
-from service.messages.replies import Ready
-from service.prompt import Turn
+from kvstitch.service.gateway.tool_calls.tools import ToolForm, ToolSet
+from kvstitch.service.messages.replies import Ready
+from kvstitch.service.prompt import Turn
 
 # Ours by the client's name, where the two differ.
 _RESPONSES_NAMES = {"max_tokens": "max_output_tokens"}

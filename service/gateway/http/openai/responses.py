@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstitch.records.answers import Answer, Citation
-from service.errors import KvstitchError
-from service.gateway.answers.answer_service import NumberedEvent
-from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
-from service.gateway.http.answering import data_line
-from service.gateway.http.openai.envelope import Envelope, finish_reason
-from service.gateway.http.problems import openai_error
-from service.gateway.schemas.openai import ResponsesRequest
-from service.gateway.schemas.openai_answers import (
+from kvstitch.service.errors import KvstitchError
+from kvstitch.service.gateway.answers.answer_service import NumberedEvent
+from kvstitch.service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from kvstitch.service.gateway.http.answering import data_line
+from kvstitch.service.gateway.http.openai.envelope import Envelope, finish_reason
+from kvstitch.service.gateway.http.problems import openai_error
+from kvstitch.service.gateway.schemas.openai import ResponsesRequest
+from kvstitch.service.gateway.schemas.openai_answers import (
     InputTokensDetails,
     OutputCall,
     OutputMessage,
@@ -31,7 +31,7 @@ from service.gateway.schemas.openai_answers import (
     ResponsesUsage,
     Status,
 )
-from service.gateway.tool_calls.call_parser import CallArguments, CallStarted, Piece, Text
+from kvstitch.service.gateway.tool_calls.call_parser import CallArguments, CallStarted, Piece, Text
 
 
 class ResponseWriter:

@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from service.errors import InvalidRequest
-from service.gateway.schemas.generate import Guided
-from service.gateway.schemas.openai import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.schemas.generate import Guided
+from kvstitch.service.gateway.schemas.openai import (
     ResponseFormat,
     SampledRequest,
     StructuredOutputs,
     TextFormat,
     TextOptions,
 )
-from service.gateway.tool_calls.tools import ToolForm, ToolSet
+from kvstitch.service.gateway.tool_calls.tools import ToolForm, ToolSet
 
 _ANY_OBJECT = {"type": "object"}
 ANSWER = "the answer"

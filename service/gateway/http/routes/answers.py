@@ -9,57 +9,57 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from kvstitch.records.answers import Answer, Explanation, Reranking, SearchResults
-from service.errors import KvstitchError, ModelNotFound
-from service.gateway.admission import CallContext
-from service.gateway.answers.answer_service import AnswerGroup
-from service.gateway.composition import Gateway
-from service.gateway.http.answering import (
+from kvstitch.service.errors import KvstitchError, ModelNotFound
+from kvstitch.service.gateway.admission import CallContext
+from kvstitch.service.gateway.answers.answer_service import AnswerGroup
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.http.answering import (
     AnswerWriter,
     NamedEvents,
     answer,
     json_value,
     respond_unless_disconnected,
 )
-from service.gateway.http.dependencies import (
+from kvstitch.service.gateway.http.dependencies import (
     CallContextDep,
     GatewayDep,
     Generating,
     JsonRoute,
     note,
 )
-from service.gateway.http.openai.completions import CompletionWriter
-from service.gateway.http.openai.envelope import Envelope
-from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
-from service.gateway.http.openai.requests import (
+from kvstitch.service.gateway.http.openai.completions import CompletionWriter
+from kvstitch.service.gateway.http.openai.envelope import Envelope
+from kvstitch.service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
+from kvstitch.service.gateway.http.openai.requests import (
     Served,
     TranslatedRequest,
     from_chat,
     from_completion,
     from_responses,
 )
-from service.gateway.http.openai.responses import ResponseWriter
-from service.gateway.prompts.conversation import question_of
-from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.schemas.openai import (
+from kvstitch.service.gateway.http.openai.responses import ResponseWriter
+from kvstitch.service.gateway.prompts.conversation import question_of
+from kvstitch.service.gateway.schemas.generate import GenerateRequest
+from kvstitch.service.gateway.schemas.openai import (
     ChatRequest,
     CompletionRequest,
     ResponsesRequest,
 )
-from service.gateway.schemas.openai_answers import (
+from kvstitch.service.gateway.schemas.openai_answers import (
     ChatCompletion,
     Completion,
     ModelList,
     ModelOut,
     ResponseObject,
 )
-from service.gateway.schemas.search import (
+from kvstitch.service.gateway.schemas.search import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     RerankRequest,
     SearchRequest,
 )
-from service.messages.replies import Ready
-from service.shared.parameters import check
+from kvstitch.service.messages.replies import Ready
+from kvstitch.service.shared.parameters import check
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 

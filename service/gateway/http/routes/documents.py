@@ -24,12 +24,12 @@ from kvstitch.records.documents import (
     SourceDocument,
     StoredChunk,
 )
-from retriever import DocFilter, DocumentInfo, Scope
-from retriever.scope import groups_of
-from service.errors import InvalidRequest, NotFound
-from service.gateway.documents.document_service import no_document
-from service.gateway.documents.jobs.job_store import MAX_ERRORS
-from service.gateway.http.dependencies import (
+from kvstitch.retriever import DocFilter, DocumentInfo, Scope
+from kvstitch.retriever.scope import groups_of
+from kvstitch.service.errors import InvalidRequest, NotFound
+from kvstitch.service.gateway.documents.document_service import no_document
+from kvstitch.service.gateway.documents.jobs.job_store import MAX_ERRORS
+from kvstitch.service.gateway.http.dependencies import (
     MOST_NAMES,
     Administering,
     CollectionName,
@@ -40,11 +40,11 @@ from service.gateway.http.dependencies import (
     Limit,
     note,
 )
-from service.gateway.http.openapi import PRECOMPUTE
-from service.gateway.http.uploads import UploadDep
-from service.gateway.schemas.admin import DeletionRequest, RenameRequest
-from service.gateway.schemas.fields import composed
-from service.gateway.search.search_query import document_scope, metadata_filter
+from kvstitch.service.gateway.http.openapi import PRECOMPUTE
+from kvstitch.service.gateway.http.uploads import UploadDep
+from kvstitch.service.gateway.schemas.admin import DeletionRequest, RenameRequest
+from kvstitch.service.gateway.schemas.fields import composed
+from kvstitch.service.gateway.search.search_query import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 

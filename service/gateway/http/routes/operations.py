@@ -11,22 +11,22 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from service import __version__
-from service.errors import UnknownMethod
-from service.gateway.composition import Gateway
-from service.gateway.fleet.member import WorkerState
-from service.gateway.http.dependencies import (
+from kvstitch.service import __version__
+from kvstitch.service.errors import UnknownMethod
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.gateway.fleet.member import WorkerState
+from kvstitch.service.gateway.http.dependencies import (
     Administering,
     GatewayDep,
     JsonRoute,
     ReadingMetrics,
     note,
 )
-from service.gateway.http.problems import RETRY_AFTER_S
-from service.gateway.prometheus import OWN_TIER, WorkerCollector
-from service.gateway.schemas.admin import Gate, GateMethod, GateReset
-from service.messages.replies import GateStates, Stats
-from service.messages.reports import GATE_STATES
+from kvstitch.service.gateway.http.problems import RETRY_AFTER_S
+from kvstitch.service.gateway.prometheus import OWN_TIER, WorkerCollector
+from kvstitch.service.gateway.schemas.admin import Gate, GateMethod, GateReset
+from kvstitch.service.messages.replies import GateStates, Stats
+from kvstitch.service.messages.reports import GATE_STATES
 
 router = APIRouter(tags=["operations"], route_class=JsonRoute)
 

@@ -21,8 +21,8 @@ from starlette.datastructures import Headers
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Scope
 
-from service import __version__
-from service.gateway.documents.parsing.file_kinds import media_type_of_suffix
+from kvstitch.service import __version__
+from kvstitch.service.gateway.documents.parsing.file_kinds import media_type_of_suffix
 
 router = APIRouter(include_in_schema=False)
 

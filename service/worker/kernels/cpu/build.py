@@ -1,4 +1,6 @@
-"""Compiles the C kernels next to their sources: `python -m service.worker.kernels.cpu.build`.
+"""Compiles the C kernels next to their sources.
+
+    python -m kvstitch.service.worker.kernels.cpu.build
 
 Installing the package compiles them too (pyproject.toml, `ext-modules`), into a file of the same
 name. This module is for a checkout whose sources have changed (`--if-changed`: does nothing

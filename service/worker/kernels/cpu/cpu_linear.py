@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import (
+from kvstitch.service.worker.kernels.cpu import (
     linear_few_rows,
     linear_many_rows_bf16,
     linear_many_rows_fp32,
     native,
 )
-from service.worker.kernels.cpu.weight import Weight
+from kvstitch.service.worker.kernels.cpu.weight import Weight
 
 # From this many rows on, the faster product outweighs converting the weights (measured at 32 and
 # 64 rows of one shape; 48 lies between).

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, native
-from service.worker.kernels.cpu.weight import Weight
+from kvstitch.service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, native
+from kvstitch.service.worker.kernels.cpu.weight import Weight
 
 LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # the same constants as in the C source
 # Values of all weights: a smaller model is done before other threads have woken up.

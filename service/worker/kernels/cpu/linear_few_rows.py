@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native
-from service.worker.kernels.cpu.weight import Weight
+from kvstitch.service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.cpu.weight import Weight
 
 # With more rows the kernels for many rows are faster (by a fifth at 32).
 MAX_ROWS = 24

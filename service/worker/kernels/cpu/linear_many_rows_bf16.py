@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_many_rows_fp32, native
+from kvstitch.service.worker.kernels.cpu import linear_many_rows_fp32, native
 
 ROWS, TILES, LANES = 48, 4, 32  # the same constants as in the C source
 # Bytes of the rows that an MLP computes at a time: what fits into the L2 cache.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.cpu import native
 
 ROWS, LANES = 48, 32  # the same constants as in the C source
 # Elements of an MLP's intermediate rows computed at a time, so that they are still in the cache

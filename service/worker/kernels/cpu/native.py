@@ -1,9 +1,9 @@
 """The kernels that are written in C: one extension module, `_native`, and what this CPU can do.
 
 It is compiled when the package is installed where there is a C compiler, or in a checkout by
-`python -m service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU has and on
-nothing that is measured, so two starts on one machine give the same numbers. Without the module, on
-another processor than x86-64 or without AVX-512, torch's operations are used.
+`python -m kvstitch.service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU has
+and on nothing that is measured, so two starts on one machine give the same numbers. Without the
+module, on another processor than x86-64 or without AVX-512, torch's operations are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERFACE = 5
 @cache
 def module() -> Any | None:
     """Return the module, if it is compiled from these sources and this CPU can run it."""
-    return None if why_missing() else import_module("service.worker.kernels.cpu._native")
+    return None if why_missing() else import_module("kvstitch.service.worker.kernels.cpu._native")
 
 
 def call(kernel: str, *arguments: Tensor | array[int] | float | None) -> None:
@@ -39,7 +39,7 @@ def why_missing() -> str | None:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"there are kernels for x86-64 alone, and this is {platform.machine()}"
     try:
-        found = import_module("service.worker.kernels.cpu._native")
+        found = import_module("kvstitch.service.worker.kernels.cpu._native")
     except ImportError as error:
         return f"they are not compiled ({error}): install gcc, Python's headers, kvstitch again"
     if found.INTERFACE != INTERFACE:

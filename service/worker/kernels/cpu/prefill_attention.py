@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native, rotation
-from service.worker.kernels.cpu.decode_step import LayerParts
-from service.worker.kernels.cpu.rotation import StoredSegment, layer_struct, segment_struct
+from kvstitch.service.worker.kernels.cpu import native, rotation
+from kvstitch.service.worker.kernels.cpu.decode_step import LayerParts
+from kvstitch.service.worker.kernels.cpu.rotation import StoredSegment, layer_struct, segment_struct
 
 LANES, QUERIES, KEYS = 32, 48, 96  # the same constants as in the C source
 

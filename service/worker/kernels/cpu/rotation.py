@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.cpu import native
 
 HALF_LANES = 16  # the same constant as in the C source
 # Elements: fewer are done (20 us) before other threads have woken up, where cores are shared.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.cpu import native
 
 GROUP = 32
 """Columns with one scale in int4: LANES of the C source."""

@@ -2,8 +2,9 @@
 those among them that first run the question over the stitched cache (about one percent of a
 prefill's work) to measure how much attention every token receives.
 
-The layer loop (`service.worker.forward.prefill`) does everything else: it places cached keys at
-their positions, writes computed ones, masks by index, and keeps the rows that no method may drop.
+The layer loop (`kvstitch.service.worker.forward.prefill`) does everything else: it places cached
+keys at their positions, writes computed ones, masks by index, and keeps the rows that no method may
+drop.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.fusion import (
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.fusion import (
     FusionMethod,
     Phase,
     PromptShape,
     dense_phases,
     floor_share,
 )
-from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.model.attention import ScoreFn
-from service.worker.steps import Steps
+from kvstitch.service.worker.methods.layer_view import LayerView, PrefillResult
+from kvstitch.service.worker.model.attention import ScoreFn
+from kvstitch.service.worker.steps import Steps
 
 RowWeights = Tensor | ScoreFn
 """How a pass turns attention into scores.

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.kv.pool import SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import stable_topk
-from service.worker.model.attention import attention_probabilities
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import PLAIN, AttentionRule, ModelFacts
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.kv.pool import SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.scores import stable_topk
+from kvstitch.service.worker.model.attention import attention_probabilities
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule, ModelFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import ChunkExtra, LayerView, PrefillResult
-from service.worker.model.model_facts import FlopCount, ModelFacts
-from service.worker.steps import Steps
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import ChunkExtra, LayerView, PrefillResult
+from kvstitch.service.worker.model.model_facts import FlopCount, ModelFacts
+from kvstitch.service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.worker.methods.eviction.ada_snapkv import Method as AdaSnapKV
-from service.worker.methods.eviction.pyramidkv import Method as PyramidKV
+from kvstitch.service.worker.methods.eviction.ada_snapkv import Method as AdaSnapKV
+from kvstitch.service.worker.methods.eviction.pyramidkv import Method as PyramidKV
 
 
 @dataclass(frozen=True)

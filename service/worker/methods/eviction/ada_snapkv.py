@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import PromptAttention
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.scores import apportion, exact, stable_topk
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import PromptAttention
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.scores import apportion, exact, stable_topk
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.layer_view import LayerView
-from service.worker.model.attention import attention_probabilities
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.model.attention import attention_probabilities
 
 # Query rows scored at once; bounds the memory of the [heads, rows, n] fp32 weights.
 TILE = 64

@@ -14,13 +14,13 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.shared.model_fingerprint import CALIBRATION_FILE
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import PromptAttention
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.scores import apportion, exact
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import PromptAttention
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.scores import apportion, exact
+from kvstitch.service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import PromptAttention
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.scores import apportion, exact
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import PromptAttention
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.scores import apportion, exact
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.scores import max_pool
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from kvstitch.service.worker.methods.scores import max_pool
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.layer_view import LayerView
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from kvstitch.service.worker.methods.layer_view import LayerView
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import share_of
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import stable_topk
-from service.worker.model.attention import attend_with_scores
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.fusion import share_of
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.scores import stable_topk
+from kvstitch.service.worker.model.attention import attend_with_scores
+from kvstitch.service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import share_of
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import stable_topk
-from service.worker.methods.stored_kv import squared_deviation
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.fusion import share_of
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.scores import stable_topk
+from kvstitch.service.worker.methods.stored_kv import squared_deviation
+from kvstitch.service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
 
 
 @dataclass(frozen=True)

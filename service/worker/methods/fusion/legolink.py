@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.layer_view import LayerView
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.layer_view import LayerView
 
 
 @dataclass(frozen=True)

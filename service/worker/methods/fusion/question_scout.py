@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import Probes, RowWeights, TwoPassMethod
-from service.worker.methods.bases.fusion import share_of
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.scores import stable_topk
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import Probes, RowWeights, TwoPassMethod
+from kvstitch.service.worker.methods.bases.fusion import share_of
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.scores import stable_topk
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import Reads
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.fusion import Reads
 
 
 @dataclass(frozen=True)

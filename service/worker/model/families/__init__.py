@@ -1,7 +1,7 @@
 """Model families: a decoder class each, found by the `model_type` of a model's config.
 
 To add a family, write its class (its docstring is its row in docs/models.md), name it in
-`FAMILIES` of `service.worker.model.supported`, and run `python -m scripts.docs_tables`.
+`FAMILIES` of `kvstitch.service.worker.model.supported`, and run `python -m scripts.docs_tables`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from service.errors import ModelRefused
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.supported import FAMILIES
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.supported import FAMILIES
 
 
 def family_decoder(model_type: str) -> type[DecoderModel]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.model_facts import PLAIN, AttentionRule
-from service.worker.model.projection import Projection, fuse, norm
-from service.worker.model.rope import RotaryTable, halves_order
-from service.worker.steps import Steps
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
+from kvstitch.service.worker.model.projection import Projection, fuse, norm
+from kvstitch.service.worker.model.rope import RotaryTable, halves_order
+from kvstitch.service.worker.steps import Steps
 
 
 class Llama(DecoderModel):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.decoder import DecoderModel, activation_of
-from service.worker.model.model_facts import AttentionRule
-from service.worker.model.projection import Projection, norm
-from service.worker.steps import Steps
+from kvstitch.service.worker.kernels.cpu import cpu_linear
+from kvstitch.service.worker.model.decoder import DecoderModel, activation_of
+from kvstitch.service.worker.model.model_facts import AttentionRule
+from kvstitch.service.worker.model.projection import Projection, norm
+from kvstitch.service.worker.steps import Steps
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kvstitch.service.worker.methods.api import PromptShape, parameter
 from kvstitch_methods.samkv.selection import SketchedPrompt, SparsePlan
 from kvstitch_methods.samkv.sketch import BlockGrid
 from kvstitch_methods.samkv.sparse_method import SparseMethod
-from service.worker.methods.api import PromptShape, parameter
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.methods.api import (
+from kvstitch.service.worker.methods.api import (
     LayerView,
     PromptLayout,
     TwoPassMethod,

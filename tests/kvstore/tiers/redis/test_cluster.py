@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from kvstore import RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
-from kvstore.format.chunk import selection_ranges
-from kvstore.tier_caller import BreakerSettings
+from kvstitch.kvstore import RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
+from kvstitch.kvstore.format.chunk import selection_ranges
+from kvstitch.kvstore.tier_caller import BreakerSettings
 from tests.kvstore.chunks import gathered, make_chunk, make_key, make_spec, same_chunk
 from tests.redis_cluster import NODE_TIMEOUT_MS
 from tests.redis_server import redis_server

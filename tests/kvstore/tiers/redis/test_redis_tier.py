@@ -8,7 +8,7 @@ import pytest
 import redis
 import torch
 
-from kvstore import (
+from kvstitch.kvstore import (
     ChunkCorrupt,
     ChunkRefused,
     RedisTier,
@@ -17,7 +17,7 @@ from kvstore import (
     TierFull,
     TierTimeout,
 )
-from kvstore.format.chunk import selection_ranges
+from kvstitch.kvstore.format.chunk import selection_ranges
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import VERSION_1
 from tests.redis_server import redis_server
@@ -188,7 +188,7 @@ def test_a_version_1_chunk_is_refused(tier, raw):
 
 
 def test_many_batches(redis_at, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.redis.chunk_values.BATCH_BYTES", 1)
+    monkeypatch.setattr("kvstitch.kvstore.tiers.redis.chunk_values.BATCH_BYTES", 1)
     tier = started(redis_at.url)
     chunk = make_chunk(make_spec("int8", layers=20))
     tier.put(make_key(), chunk)

@@ -6,7 +6,14 @@ import time
 import pytest
 import redis
 
-from kvstore import ChunkCorrupt, RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
+from kvstitch.kvstore import (
+    ChunkCorrupt,
+    RedisTier,
+    TieredStore,
+    TierError,
+    TierTimeout,
+    TierUnavailable,
+)
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.tiers.redis.fake_redis import Script, bulk, serving
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.exceptions import BusyLoadingError, InvalidResponse, RedisError, ResponseError
 
-from kvstore.tiers.redis.redis_server import ValueReplies, _packed
+from kvstitch.kvstore.tiers.redis.redis_server import ValueReplies, _packed
 from tests.kvstore.tiers.redis.fake_redis import bulk
 
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from kvstore import ChunkCorrupt, ChunkRefused, SsdTier, TieredStore
-from kvstore.tiers.ssd import chunk_file_reader
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore import ChunkCorrupt, ChunkRefused, SsdTier, TieredStore
+from kvstitch.kvstore.tiers.ssd import chunk_file_reader
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 LARGE = make_spec(layers=6, tokens=8000)  # 3 MB

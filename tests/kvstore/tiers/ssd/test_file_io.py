@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from kvstore import ChunkCorrupt
-from kvstore.tiers.ssd.file_io import (
+from kvstitch.kvstore import ChunkCorrupt
+from kvstitch.kvstore.tiers.ssd.file_io import (
     read_fully,
     read_scattered,
     require_free_name,
@@ -57,7 +57,7 @@ def test_scattered_reads(tmp_path, monkeypatch):
     assert advised == [(at, n, os.POSIX_FADV_WILLNEED) for at, n in wanted[1:]]
     monkeypatch.setattr(os, "preadv", lambda fd, b, at, flags=0: preadv(fd, [b[0][:2]], at))
     read()
-    monkeypatch.setattr("kvstore.tiers.ssd.file_io._CAN_ADVISE", False)
+    monkeypatch.setattr("kvstitch.kvstore.tiers.ssd.file_io._CAN_ADVISE", False)
     advised.clear()
     read()
     assert advised == []
@@ -75,7 +75,7 @@ def test_a_file_that_is_evicted_while_its_name_is_looked_at(tmp_path, monkeypatc
         path.unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr("kvstore.tiers.ssd.file_io.os.lstat", seen_and_removed)
+    monkeypatch.setattr("kvstitch.kvstore.tiers.ssd.file_io.os.lstat", seen_and_removed)
     require_free_name(path)
     assert not path.exists()
     monkeypatch.undo()

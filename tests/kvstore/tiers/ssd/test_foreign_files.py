@@ -7,9 +7,9 @@ import stat
 import pytest
 import torch
 
-from kvstore import SsdTier, TieredStore, TierFull
-from kvstore.format.extra_tensors import encode_extra
-from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
+from kvstitch.kvstore import SsdTier, TieredStore, TierFull
+from kvstitch.kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 
 KEYS = [make_key(n) for n in range(3)]
@@ -102,7 +102,7 @@ def test_a_hidden_folder_is_no_news(root):
 
 
 def test_two_owners_where_the_lock_file_is_taken(root):
-    from kvstore import TierUnavailable
+    from kvstitch.kvstore import TierUnavailable
 
     (root / ".lock").unlink()
     (root / ".lock").mkdir()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import SsdTier, TieredStore
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore import SsdTier, TieredStore
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 
 KEYS = [make_key(n) for n in range(2)]

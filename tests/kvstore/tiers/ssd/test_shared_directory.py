@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from kvstore import SsdTier, TierUnavailable
-from kvstore.tiers.ssd import tier_directory
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore import SsdTier, TierUnavailable
+from kvstitch.kvstore.tiers.ssd import tier_directory
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 

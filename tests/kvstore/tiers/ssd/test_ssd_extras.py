@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from kvstore import ChunkCorrupt, TierFull
-from kvstore.format.extra_tensors import encode_extra
-from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
+from kvstitch.kvstore import ChunkCorrupt, TierFull
+from kvstitch.kvstore.format.extra_tensors import encode_extra
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.tiers.ssd.test_ssd_tier import files, started
 

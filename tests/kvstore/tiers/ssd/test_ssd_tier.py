@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from kvstore import SsdTier, TierFull, TierUnavailable
-from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.kvstore import SsdTier, TierFull, TierUnavailable
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import VERSION_1
 

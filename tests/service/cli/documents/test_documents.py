@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
+from kvstitch.service.cli import main
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.cli.documents.account import forecast
-from service.cli.documents.sources import scan
+from kvstitch.service.cli import main
+from kvstitch.service.cli.documents.account import forecast
+from kvstitch.service.cli.documents.sources import scan
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvstitch.client import Client
-from service.cli import main
-from service.cli.documents.sending import batches, submit
-from service.cli.documents.sources import (
+from kvstitch.service.cli import main
+from kvstitch.service.cli.documents.sending import batches, submit
+from kvstitch.service.cli.documents.sources import (
     COMPANION,
     DocumentToSend,
     Read,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.cli.documents.folder_sync import source_name
-from service.cli.documents.sending import Ingest
-from service.messages.requests import Precompute
+from kvstitch.service.cli import main
+from kvstitch.service.cli.documents.folder_sync import source_name
+from kvstitch.service.cli.documents.sending import Ingest
+from kvstitch.service.messages.requests import Precompute
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 

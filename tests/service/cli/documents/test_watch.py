@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvstitch.client import errors
-from service.cli import main, parser
-from service.cli.documents.watch import Watch
+from kvstitch.service.cli import main, parser
+from kvstitch.service.cli.documents.watch import Watch
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, running
 

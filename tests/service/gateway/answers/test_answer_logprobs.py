@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstitch.records.answers import TokenLogprob
-from service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText, TokenPieces
-from service.messages.replies import TokenItem, TokenLogprobs
+from kvstitch.service.gateway.prompts.detokenizer import AnswerLogprobs, AnswerText, TokenPieces
+from kvstitch.service.messages.replies import TokenItem, TokenLogprobs
 from tests.service.gateway.model_folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

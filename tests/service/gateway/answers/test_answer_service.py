@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.messages.requests import Abort, Generate, Prefetch
+from kvstitch.service.messages.requests import Abort, Generate, Prefetch
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, asking, events, running, until
 
@@ -171,7 +171,7 @@ def test_documents_restrict_the_answer(rig: Rig) -> None:
 
 
 def test_failure_of_the_worker_is_a_status_or_an_error_event(rig: Rig) -> None:
-    from service.messages.replies import Failed
+    from kvstitch.service.messages.replies import Failed
 
     fake(rig).refuse = Failed("", "worker_fault", "the engine failed")
     response = rig.ask()

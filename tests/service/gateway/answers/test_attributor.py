@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.gateway.answers.attributor import attribute
-from service.gateway.answers.support import SupportScorer
+from kvstitch.service.gateway.answers.attributor import attribute
+from kvstitch.service.gateway.answers.support import SupportScorer
 
 TENT = (
     "The Corrie 3",

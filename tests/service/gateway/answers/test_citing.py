@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.messages.requests import Generate
+from kvstitch.service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig
 

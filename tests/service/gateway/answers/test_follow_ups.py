@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from service.gateway.answers import question_rewriting
-from service.messages.replies import Failed
-from service.messages.requests import Generate
+from kvstitch.service.gateway.answers import question_rewriting
+from kvstitch.service.messages.replies import Failed
+from kvstitch.service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until
 

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from service.errors import QuotaExceeded
-from service.gateway.answers.forms import FormLane
+from kvstitch.service.errors import QuotaExceeded
+from kvstitch.service.gateway.answers.forms import FormLane
 
 
 class Works:

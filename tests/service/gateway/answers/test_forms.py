@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from service.errors import InvalidRequest, Overloaded
-from service.gateway.answers.forms import AnswerForms
-from service.gateway.schemas.generate import Guided
-from service.grammars.forms import Form, WrittenForm
-from service.grammars.processes import GrammarProcesses, TooBusy
+from kvstitch.service.errors import InvalidRequest, Overloaded
+from kvstitch.service.gateway.answers.forms import AnswerForms
+from kvstitch.service.gateway.schemas.generate import Guided
+from kvstitch.service.grammars.forms import Form, WrittenForm
+from kvstitch.service.grammars.processes import GrammarProcesses, TooBusy
 from tests.service.grammars.forms import TOKENIZER
 from tests.service.grammars.test_limits import MULTIPLES
 
@@ -81,7 +81,7 @@ async def test_a_busy_machine_says_nothing_about_the_form() -> None:
 async def test_a_process_that_others_have_ended_is_not_held_against_it_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.gateway.answers.forms.REFUSED_FOR_S", -1.0)
+    monkeypatch.setattr("kvstitch.service.gateway.answers.forms.REFUSED_FOR_S", -1.0)
     async with answer_forms() as (forms, processes):
         for _ in range(2):
             with pytest.raises(InvalidRequest):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.messages.requests import Abort, Generate, Prefetch
+from kvstitch.service.messages.requests import Abort, Generate, Prefetch
 from tests.fakes.worker import FakeWorker
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.model_folders import FORMAT, make_folder

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from service.gateway.answers.forms import form_of
-from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, GenerateRequest, Guided
-from service.messages.requests import Generate, Sampling
+from kvstitch.service.gateway.answers.forms import form_of
+from kvstitch.service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, GenerateRequest, Guided
+from kvstitch.service.messages.requests import Generate, Sampling
 from tests.service.gateway.answers.test_answer_service import fake
 from tests.service.gateway.rig import Rig
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstitch.records.answers import Attribution
-from service.gateway.answers.attributor import marks_in, with_marks, without_marks
-from service.gateway.answers.support import sentences, words
+from kvstitch.service.gateway.answers.attributor import marks_in, with_marks, without_marks
+from kvstitch.service.gateway.answers.support import sentences, words
 
 
 def split(text: str) -> list[str]:

@@ -7,9 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from service.gateway.answers.response import token_report
-from service.messages.reports import Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
-from service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.service.gateway.answers.response import token_report
+from kvstitch.service.messages.reports import (
+    Report,
+    SegmentReport,
+    SegmentTrace,
+    TokenRun,
+    TokenTrace,
+)
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
 
 LETTERS = {1: "a", 2: "bc", 3: "", 4: "\N{EURO SIGN}"}
 

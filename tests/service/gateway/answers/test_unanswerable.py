@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from service.gateway.answers.unanswerable import is_small_talk, sentence
-from service.messages.requests import Generate
+from kvstitch.service.gateway.answers.unanswerable import is_small_talk, sentence
+from kvstitch.service.messages.requests import Generate
 from tests.service.gateway.rig import Rig, events, running
 
 NOWHERE = "Who painted the Mona Lisa in Florence?"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from service.cli import main
-from service.errors import InvalidSetting, QuotaExceeded
-from service.gateway.auth.keys import KeyStore
-from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.composition import Gateway
-from service.messages.requests import Generate, Prefetch
-from service.settings import load
+from kvstitch.service.cli import main
+from kvstitch.service.errors import InvalidSetting, QuotaExceeded
+from kvstitch.service.gateway.auth.keys import KeyStore
+from kvstitch.service.gateway.auth.quotas import Limits, Quotas
+from kvstitch.service.gateway.composition import Gateway
+from kvstitch.service.messages.requests import Generate, Prefetch
+from kvstitch.service.settings import load
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until
 

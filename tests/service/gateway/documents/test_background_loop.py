@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from service.errors import DiskFull, WorkerUnavailable
-from service.gateway.documents.background_loop import BatchProgress, side_by_side
+from kvstitch.service.errors import DiskFull, WorkerUnavailable
+from kvstitch.service.gateway.documents.background_loop import BatchProgress, side_by_side
 
 
 async def test_so_many_run_at_a_time_in_their_order() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from retriever.embedders import Vectors
-from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL
-from service.gateway.documents.document_service import PURGE_S
-from service.messages.requests import ChunkTokens, Precompute, Purge
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL
+from kvstitch.service.gateway.documents.document_service import PURGE_S
+from kvstitch.service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, running, until
@@ -249,7 +249,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
 
 
 def test_failed_precompute_is_the_documents_error(rig: Rig) -> None:
-    from service.messages.replies import Precomputed
+    from kvstitch.service.messages.replies import Precomputed
 
     worker = fake(rig)
     worker._precompute = lambda call, chunk: Precomputed(  # type: ignore[method-assign]
@@ -284,9 +284,9 @@ def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
 
 
 def test_two_services_on_one_folder_are_refused(rig: Rig, folder: Path) -> None:
-    from service.errors import InvalidSetting
-    from service.gateway.composition import Gateway
-    from service.gateway.workers import ProcessOptions
+    from kvstitch.service.errors import InvalidSetting
+    from kvstitch.service.gateway.composition import Gateway
+    from kvstitch.service.gateway.workers import ProcessOptions
 
     second = Gateway(rig.gateway.settings, folder, processes=ProcessOptions(address="ipc:///none"))
     with pytest.raises(InvalidSetting, match="another kvstitch serves"):

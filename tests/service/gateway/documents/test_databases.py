@@ -14,21 +14,25 @@ from pathlib import Path
 import pytest
 
 from kvstitch.records.documents import JobFault
-from retriever import Scope
-from retriever.errors import AlreadyThere
-from service.errors import InvalidRequest, NotFound, QuotaExceeded
-from service.gateway.auth.keys import KeyStore
-from service.gateway.auth.quotas import Limits
-from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.membership import Membership
-from service.gateway.documents.pace import WorkAhead
-from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
-from service.gateway.tables import purges
-from service.messages.requests import ChunkTokens
+from kvstitch.retriever import Scope
+from kvstitch.retriever.errors import AlreadyThere
+from kvstitch.service.errors import InvalidRequest, NotFound, QuotaExceeded
+from kvstitch.service.gateway.auth.keys import KeyStore
+from kvstitch.service.gateway.auth.quotas import Limits
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
+from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.documents.membership import Membership
+from kvstitch.service.gateway.documents.pace import WorkAhead
+from kvstitch.service.gateway.service_database import (
+    ServiceDatabase,
+    jobs_database,
+    shared_database,
+)
+from kvstitch.service.gateway.tables import purges
+from kvstitch.service.messages.requests import ChunkTokens
 
 BOTH_DATABASES = True
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.service_database import jobs_database
-from service.messages.requests import ChunkTokens, Precompute, Purge
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.service_database import jobs_database
+from kvstitch.service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, running, until

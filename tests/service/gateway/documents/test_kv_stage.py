@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from retriever import Scope
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.kv_stage import BATCH_CHUNKS, CHOOSING_DOCUMENTS, slices
+from kvstitch.retriever import Scope
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.kv_stage import BATCH_CHUNKS, CHOOSING_DOCUMENTS, slices
 
 
 def document(number: int, collection: str = "default", chunks: int = 1) -> IngestDocument:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from retriever.embedders import Vectors
-from service.gateway.documents.indexing_stage import LONG_BYTES
-from service.gateway.documents.parsing.parser import ParsedDocument
-from service.gateway.search import async_retriever
+from kvstitch.retriever.embedders import Vectors
+from kvstitch.service.gateway.documents.indexing_stage import LONG_BYTES
+from kvstitch.service.gateway.documents.parsing.parser import ParsedDocument
+from kvstitch.service.gateway.search import async_retriever
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until
 

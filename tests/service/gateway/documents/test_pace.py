@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.documents.pace import (
+from kvstitch.service.gateway.documents.pace import (
     HORIZON_S,
     MARGIN,
     MEASURED_TOKENS,
@@ -15,7 +15,7 @@ from service.gateway.documents.pace import (
     Rate,
     WorkAhead,
 )
-from service.messages.replies import ModelInfo, Precomputed
+from kvstitch.service.messages.replies import ModelInfo, Precomputed
 
 STORED = Precomputed("1", 1, "stored", 5000, 1.0)
 

@@ -10,11 +10,11 @@ from typing import get_args
 
 import pytest
 
-from retriever import Chunk, PrefixKind, Scope
-from service.gateway.auth.access import ANONYMOUS
-from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
+from kvstitch.retriever import Chunk, PrefixKind, Scope
+from kvstitch.service.gateway.auth.access import ANONYMOUS
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker, stored_key
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until

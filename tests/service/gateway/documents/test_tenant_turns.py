@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from retriever import EmbeddedDocument
-from service.gateway.documents.indexing_stage import LONG_BYTES
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.kv_stage import PASS_CHUNKS
-from service.gateway.documents.long_documents import AT_A_TIME, LongDocuments
-from service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.service_database import jobs_database
-from service.messages.requests import Precompute
+from kvstitch.retriever import EmbeddedDocument
+from kvstitch.service.gateway.documents.indexing_stage import LONG_BYTES
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
+from kvstitch.service.gateway.documents.kv_stage import PASS_CHUNKS
+from kvstitch.service.gateway.documents.long_documents import AT_A_TIME, LongDocuments
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
+from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
+from kvstitch.service.gateway.service_database import jobs_database
+from kvstitch.service.messages.requests import Precompute
 from tests.service.gateway.rig import running, until
 
 TENANTS, MANY = 64, 300

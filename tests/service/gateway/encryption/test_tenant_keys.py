@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from encryption.keyring import KeyMissing, MasterKeyError
-from service import cli
-from service.errors import InvalidSetting
-from service.gateway.encryption.master_key import LocalMasterKey, master_key, parse_key
-from service.gateway.encryption.tenant_keys import (
+from kvstitch.encryption.keyring import KeyMissing, MasterKeyError
+from kvstitch.service import cli
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.encryption.master_key import LocalMasterKey, master_key, parse_key
+from kvstitch.service.gateway.encryption.tenant_keys import (
     FILE,
     TenantKeys,
     keys_database,
     require_no_keys,
     tenant_keys_of,
 )
-from service.settings import Settings, load
+from kvstitch.service.settings import Settings, load
 
 KMS = """
 import base64, json, sys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.discovery import FILE, KnownWorkers, dns_name, source_of
+from kvstitch.service.gateway.fleet.discovery import FILE, KnownWorkers, dns_name, source_of
 
 
 async def test_a_list_is_what_is_written() -> None:

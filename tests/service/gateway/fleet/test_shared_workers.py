@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.errors import WorkerUnavailable
-from service.gateway.fleet.member import Member
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.workers import ProcessOptions, Workers, label
-from service.messages.replies import Done, Failed, TokenItem
-from service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
-from service.settings import load
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.errors import WorkerUnavailable
+from kvstitch.service.gateway.fleet.member import Member
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.workers import ProcessOptions, Workers, label
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
+from kvstitch.service.settings import load
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import READY, FakeWorker
 from tests.service.gateway.rig import until_true
 from tests.service.gateway.worker_client.test_client import request
@@ -211,7 +211,7 @@ def _reason(made: Fleet, worker: FakeWorker) -> str:
 async def test_with_another_secret_the_reason_says_so(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.gateway.worker_client.connection.UNHEARD_S", 0.3)
+    monkeypatch.setattr("kvstitch.service.gateway.worker_client.connection.UNHEARD_S", 0.3)
     worker = FakeWorker("", secret="f" * 32)
     async with fleet(data, worker) as made:
         await until_true(lambda: "KVSTITCH_FLEET_SECRET" in made.pool.reason, "it says so")

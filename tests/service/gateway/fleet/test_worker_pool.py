@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.errors import WorkerUnavailable
-from service.gateway.fleet import all_workers
-from service.gateway.fleet.member import Member, WorkerState, count_by_state
-from service.gateway.fleet.worker_pool import WorkerPool
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import Supervisor
-from service.messages.replies import (
+from kvstitch.service.errors import WorkerUnavailable
+from kvstitch.service.gateway.fleet import all_workers
+from kvstitch.service.gateway.fleet.member import Member, WorkerState, count_by_state
+from kvstitch.service.gateway.fleet.worker_pool import WorkerPool
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.gateway.worker_client.supervisor import Supervisor
+from kvstitch.service.messages.replies import (
     Done,
     Failed,
     Holdings,
@@ -27,8 +27,8 @@ from service.messages.replies import (
     TokenItem,
     WorkerLoad,
 )  # fmt: skip
-from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
-from service.shared.worker_settings import WorkerSettings
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Precompute, Purge
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import until_true
 from tests.service.gateway.worker_client.test_client import request

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.http.middleware import PIECE_BYTES
+from kvstitch.service.gateway.http.middleware import PIECE_BYTES
 from tests.service.gateway.rig import DOCUMENTS, Rig, running
 
 GENERATE = "/v1/rag/generate"

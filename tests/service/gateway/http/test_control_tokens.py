@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from service.messages.requests import Generate, Precompute
+from kvstitch.service.messages.requests import Generate, Precompute
 from tests.service.gateway.model_folders import BOS, EOS, FORMAT, USER, byte_tokenizer, make_folder
 from tests.service.gateway.rig import Rig, running
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.errors import InvalidSetting
-from service.gateway.auth.keys import KeyStore
-from service.settings import load
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.auth.keys import KeyStore
+from kvstitch.service.settings import load
 from tests.service.gateway.rig import Rig, running
 
 APP, OTHER = "https://app.example", "https://other.example"

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
-from service.gateway.answers.answer_stream import TextDelta
-from service.gateway.http.answering import EventStream, NamedEvents
-from service.gateway.http.middleware import RequestContext
-from service.gateway.prometheus import GatewayMetrics
-from service.settings.serving import LimitSettings
+from kvstitch.service.gateway.answers.answer_service import AnswerGroup, NumberedEvent
+from kvstitch.service.gateway.answers.answer_stream import TextDelta
+from kvstitch.service.gateway.http.answering import EventStream, NamedEvents
+from kvstitch.service.gateway.http.middleware import RequestContext
+from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.settings.serving import LimitSettings
 
 
 class Endless(AnswerGroup):

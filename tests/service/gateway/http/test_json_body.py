@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.gateway.json_content import has_more_values
-from service.gateway.schemas.fields import MAX_UNKNOWN_FIELDS
+from kvstitch.service.gateway.json_content import has_more_values
+from kvstitch.service.gateway.schemas.fields import MAX_UNKNOWN_FIELDS
 from tests.service.gateway.rig import Rig
 
 JSON = {"Content-Type": "application/json"}

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service.gateway.http.openapi import METHODS, examples
+from kvstitch.service.gateway.http.openapi import METHODS, examples
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[4]

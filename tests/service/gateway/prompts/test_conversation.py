@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.prompts.conversation import normalize_turns
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import load
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.prompts.conversation import normalize_turns
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import load
 from tests.service.gateway.model_folders import BOS, EOS, FORMAT, USER, make_folder
 
 CHAT = (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from service.gateway.prompts.detokenizer import AnswerText, Detokenizer, StopStrings
+from kvstitch.service.gateway.prompts.detokenizer import AnswerText, Detokenizer, StopStrings
 from tests.service.gateway.model_folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ModelRefused
-from service.gateway.prompts.model_folder import (
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.gateway.prompts.model_folder import (
     DOCUMENT,
     INSTRUCTION,
     PLAIN,
     ModelFolder,
     load_format,
 )
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.prompt import Turn
-from service.settings import demo_model, load
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.prompt import Turn
+from kvstitch.service.settings import demo_model, load
 from tests.service.gateway.model_folders import BOS, FORMAT, USER, make_folder
 
 TEMPLATE = (

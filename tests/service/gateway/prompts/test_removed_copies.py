@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import Chunk
-from service.gateway.prompts.chunk_prefixes import _RemovedCopies
-from service.messages.requests import ChunkTokens
+from kvstitch.retriever import Chunk
+from kvstitch.service.gateway.prompts.chunk_prefixes import _RemovedCopies
+from kvstitch.service.messages.requests import ChunkTokens
 
 Copy = tuple[tuple[int, ...], ...]
 DOCUMENTS = 3

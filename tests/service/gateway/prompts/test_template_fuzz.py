@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.tokenizer import ServingTokenizer
+from kvstitch.service.gateway.prompts.model_folder import ModelFolder
+from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
 from tests.service.gateway.model_folders import BOS, EOS, USER, byte_tokenizer, make_folder
 
 NOT_SPECIAL = ("<think>", "</think>", "<tool_call>")

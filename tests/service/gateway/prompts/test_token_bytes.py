@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from service.gateway.prompts.detokenizer import TokenPieces
+from kvstitch.service.gateway.prompts.detokenizer import TokenPieces
 from tests.service.gateway.model_folders import byte_tokenizer
 
 

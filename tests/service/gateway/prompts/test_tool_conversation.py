@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from service.gateway.prompts.conversation import normalize_turns
-from service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas.generate import ConversationRequest
-from service.gateway.tool_calls.tools import Tool, ToolSet
-from service.prompt import ToolCall, Turn
-from service.settings import load
+from kvstitch.service.gateway.prompts.conversation import normalize_turns
+from kvstitch.service.gateway.prompts.model_folder import ChatTemplate, ModelFolder
+from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
+from kvstitch.service.gateway.schemas.generate import ConversationRequest
+from kvstitch.service.gateway.tool_calls.tools import Tool, ToolSet
+from kvstitch.service.prompt import ToolCall, Turn
+from kvstitch.service.settings import load
 from tests.service.gateway.model_folders import BOS, EOS, byte_tokenizer, make_folder
 from tests.service.gateway.tool_calls.templates import HERMES, LLAMA3, MISTRAL, PLAIN
 

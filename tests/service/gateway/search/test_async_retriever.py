@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from retriever import (
+from kvstitch.retriever import (
     ChunkSettings,
     Document,
     EndpointEmbedder,
@@ -23,14 +23,18 @@ from retriever import (
     Scope,
     parse_filter,
 )
-from retriever.errors import SplitStopped
-from retriever.ingest import EmbeddedDocument
-from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.search import async_retriever
-from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.passage_search import FoundPassages, PassageSearch
-from service.gateway.search.search_query import SearchQuery
-from service.settings import Settings
+from kvstitch.retriever.errors import SplitStopped
+from kvstitch.retriever.ingest import EmbeddedDocument
+from kvstitch.service.errors import InvalidRequest, PromptTooLong
+from kvstitch.service.gateway.search import async_retriever
+from kvstitch.service.gateway.search.async_retriever import (
+    AsyncRetriever,
+    make_embedder,
+    make_reranker,
+)
+from kvstitch.service.gateway.search.passage_search import FoundPassages, PassageSearch
+from kvstitch.service.gateway.search.search_query import SearchQuery
+from kvstitch.service.settings import Settings
 from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
 
 DOCUMENTS = [

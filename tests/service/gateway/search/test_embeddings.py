@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from retriever import EndpointEmbedder
-from retriever.embedders import CountedVectors
-from service.gateway.search.text_calls import BATCH_TEXTS, MAX_CALLS
+from kvstitch.retriever import EndpointEmbedder
+from kvstitch.retriever.embedders import CountedVectors
+from kvstitch.service.gateway.search.text_calls import BATCH_TEXTS, MAX_CALLS
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.rig import HANG_S, Rig, asking, running, until

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retriever import Chunk, Passage
-from service.gateway.answers.question_rewriting import QUESTION_CHARS, joined_query
-from service.gateway.search.passage_search import adds_something, fuse
-from service.prompt import Turn
+from kvstitch.retriever import Chunk, Passage
+from kvstitch.service.gateway.answers.question_rewriting import QUESTION_CHARS, joined_query
+from kvstitch.service.gateway.search.passage_search import adds_something, fuse
+from kvstitch.service.prompt import Turn
 
 
 def passages(*ids: int) -> list[Passage]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.messages.requests import Generate
+from kvstitch.service.messages.requests import Generate
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 from tests.retriever.http_endpoint import endpoint

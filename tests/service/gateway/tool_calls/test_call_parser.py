@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.tool_calls.call_parser import CallParser, ParsedAnswer
-from service.gateway.tool_calls.tools import (
+from kvstitch.service.gateway.tool_calls.call_parser import CallParser, ParsedAnswer
+from kvstitch.service.gateway.tool_calls.tools import (
     FORMS,
     HERMES,
     LLAMA3_JSON,

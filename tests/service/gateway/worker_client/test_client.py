@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from encryption.keyring import DataKey, Keyring
-from service.errors import WorkerUnavailable
-from service.gateway.worker_client.client import WorkerClient
-from service.messages.replies import Done, Failed, TokenItem
-from service.messages.requests import (
+from kvstitch.encryption.keyring import DataKey, Keyring
+from kvstitch.service.errors import WorkerUnavailable
+from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.requests import (
     Abort,
     ChunkTokens,
     Generate,

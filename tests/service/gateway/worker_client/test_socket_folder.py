@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.gateway.worker_client import sockets
+from kvstitch.service.gateway.worker_client import sockets
 
 
 @pytest.fixture

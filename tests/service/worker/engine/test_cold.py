@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import MemoryTier
-from service.messages.replies import Explained
-from service.messages.reports import Forecast, Report
-from service.messages.requests import ChunkTokens, Generate, Method
-from service.worker.loading import chunk_stream
-from service.worker.loading.planner import LATE
-from service.worker.methods.registry import fusion_methods
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.replies import Explained
+from kvstitch.service.messages.reports import Forecast, Report
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.service.worker.loading import chunk_stream
+from kvstitch.service.worker.loading.planner import LATE
+from kvstitch.service.worker.methods.registry import fusion_methods
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.gate.gated_engine import ALL, check, values

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
-from service.messages.replies import Precomputed, TokenItem
-from service.messages.requests import ChunkTokens, Method, Sampling
-from service.worker.sampling.sampler import Sampler
+from kvstitch.service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
+from kvstitch.service.messages.replies import Precomputed, TokenItem
+from kvstitch.service.messages.requests import ChunkTokens, Method, Sampling
+from kvstitch.service.worker.sampling.sampler import Sampler
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import MemoryTier, RedisTier
-from service.messages.requests import Precompute
+from kvstitch.kvstore import MemoryTier, RedisTier
+from kvstitch.service.messages.requests import Precompute
 from tests.redis_server import redis_server
 from tests.service.worker.engines import A3, DOCUMENTS, Rig, disk, rig
 from tests.service.worker.tiny import Tiny

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import MemoryTier
-from service.errors import UnknownMethod
-from service.messages.replies import Explained
-from service.messages.reports import Forecast
-from service.messages.requests import ChunkTokens, Generate, Method
-from service.worker.methods.registry import fusion_methods
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.errors import UnknownMethod
+from kvstitch.service.messages.replies import Explained
+from kvstitch.service.messages.reports import Forecast
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.service.worker.methods.registry import fusion_methods
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore import MemoryTier
-from service.errors import InvalidRequest
-from service.messages.replies import Explained
-from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.messages.replies import Explained
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, rig
 from tests.service.worker.gate.gated_engine import ALL as EVERY_ANSWER
 from tests.service.worker.gate.gated_engine import ask, values

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.messages.requests import Precompute
-from service.worker.engine.scheduler import IDLE_WORK_SHARE, StepBudget
-from service.worker.forward import layer_ops
+from kvstitch.service.messages.requests import Precompute
+from kvstitch.service.worker.engine.scheduler import IDLE_WORK_SHARE, StepBudget
+from kvstitch.service.worker.forward import layer_ops
 from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -7,14 +7,14 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from kvstitch.kvstore import EncodedChunk, encode_chunk
+from kvstitch.service.worker.forward import layer_ops
+from kvstitch.service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.model.addressing import Address, Addressing
+from kvstitch.service.worker.model.model_facts import chunk_prefill
+from kvstitch.service.worker.steps import run
 from kvstitch_methods.samkv.sketch import EXTRA, Sketch
-from kvstore import EncodedChunk, encode_chunk
-from service.worker.forward import layer_ops
-from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.model.addressing import Address, Addressing
-from service.worker.model.model_facts import chunk_prefill
-from service.worker.steps import run
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 pytestmark = pytest.mark.exhaustive

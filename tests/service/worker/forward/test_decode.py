@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from service.worker.forward.decode import decode_step
-from service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.forward.decode import decode_step
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 from tests.service.worker.tiny import Tiny, assert_close
 
 LENGTHS = (3, 9, 9, 40, 1)

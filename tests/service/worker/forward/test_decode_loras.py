@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward.decode import BatchDecoder
-from service.worker.kv.pool import KVPool
+from kvstitch.service.worker.forward.decode import BatchDecoder
+from kvstitch.service.worker.kv.pool import KVPool
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.lora_folders import ALL, merged, with_loras, write_lora
 from tests.service.worker.tiny import (

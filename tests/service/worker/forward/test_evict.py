@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward.decode import decode_step
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.forward.decode import decode_step
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.references.prefill import Trace, snapkv_kept
 from tests.service.worker.held import held, moved
 from tests.service.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, evicted, tiny

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward.prefill import prefill
-from service.worker.methods.api import PrefillResult
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.registry import fusion_methods
-from service.worker.steps import Steps, run
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.methods.api import PrefillResult
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.registry import fusion_methods
+from kvstitch.service.worker.steps import Steps, run
 from tests.service.worker.tiny import (
     BOS,
     D1,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.worker.forward import selfcheck
-from service.worker.model.families import decoder_for
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.model.families import decoder_for
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 
 

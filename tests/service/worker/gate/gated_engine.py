@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.messages.replies import GateState
-from service.messages.reports import Report
-from service.messages.requests import Method
-from service.worker.gate.correctness_gate import Gate, GateSettings
-from service.worker.gate.policy import Bounds
+from kvstitch.service.messages.replies import GateState
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.worker.gate.correctness_gate import Gate, GateSettings
+from kvstitch.service.worker.gate.policy import Bounds
 from tests.service.worker.engines import Rig
 
 BROKEN = Method("full_reuse")  # of a random model, whose attention to places is far from flat

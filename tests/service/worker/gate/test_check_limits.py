@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.messages.replies import Explained
-from service.messages.requests import ChunkTokens, Generate, Method, Precompute
-from service.worker.forward import layer_ops
-from service.worker.gate.correctness_gate import MAX_PENDING, GateSettings
-from service.worker.gate.method_trust import MAX_KNOWN
-from service.worker.gate.policy import Bounds
-from service.worker.methods.registry import make_fusion
+from kvstitch.service.messages.replies import Explained
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method, Precompute
+from kvstitch.service.worker.forward import layer_ops
+from kvstitch.service.worker.gate.correctness_gate import MAX_PENDING, GateSettings
+from kvstitch.service.worker.gate.method_trust import MAX_KNOWN
+from kvstitch.service.worker.gate.policy import Bounds
+from kvstitch.service.worker.methods.registry import make_fusion
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.gate.gated_engine import ALL, BROKEN, ask, check, gate_of, state_of
 from tests.service.worker.tiny import Q, S, Tiny

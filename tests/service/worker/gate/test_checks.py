@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.messages.requests import ChunkTokens, Method
-from service.worker.gate.shadow import WORST_NATS, compare
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.gate.shadow import WORST_NATS, compare
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.gate.gated_engine import (
     ALL,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.shared.parameters import parameter
-from service.worker.gate.method_trust import fallbacks
-from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.registry import fusion_methods, make_fusion
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.shared.parameters import parameter
+from kvstitch.service.worker.gate.method_trust import fallbacks
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.registry import fusion_methods, make_fusion
 
 
 def ratios(fusion: FusionMethod) -> list[float]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.worker.gate.method_trust import MethodTrust
-from service.worker.gate.policy import (
+from kvstitch.service.worker.gate.method_trust import MethodTrust
+from kvstitch.service.worker.gate.policy import (
     MAX_RECOVERY_FACTOR,
     Bounds,
     DriftMonitor,
@@ -19,8 +19,8 @@ from service.worker.gate.policy import (
     mean_kl,
     mean_lower_bound,
 )
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion import question_scout, vanilla
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion import question_scout, vanilla
 
 GOOD, BAD = Observation(0.001, True), Observation(5.0, False)
 observations = st.builds(

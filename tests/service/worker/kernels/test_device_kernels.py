@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from service.worker.kernels import device_kernels
-from service.worker.kernels.cpu import native
-from service.worker.kernels.device_kernels import DeviceKernels, kernels_of, why_missing
+from kvstitch.service.worker.kernels import device_kernels
+from kvstitch.service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.device_kernels import DeviceKernels, kernels_of, why_missing
 
 GPU = torch.device("cuda")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from service.worker.kv.extents import ExtentAllocator
+from kvstitch.service.worker.kv.extents import ExtentAllocator
 
 
 class Bitmap:

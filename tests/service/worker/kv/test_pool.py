@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.attention import attend_last
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.model.attention import attend_last
 from tests.service.worker.held import held
 from tests.service.worker.tiny import assert_close
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from service.messages.requests import Method
-from service.worker.loading.cost_model import Prompt, TierEstimates
-from service.worker.loading.planner import KNOWN, MOST_TOKENS, RENEWED, WHOLE, Planner
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.methods.registry import fusion_methods
-from service.worker.model.model_facts import full_prefill
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.worker.loading.cost_model import Prompt, TierEstimates
+from kvstitch.service.worker.loading.planner import KNOWN, MOST_TOKENS, RENEWED, WHOLE, Planner
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
+from kvstitch.service.worker.methods.registry import fusion_methods
+from kvstitch.service.worker.model.model_facts import full_prefill
 from tests.service.worker.engines import DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
-from service.worker.loading import loader as module
-from service.worker.loading.chunk_stream import ChunkStream
-from service.worker.loading.loader import Loader
-from service.worker.model.addressing import Address
+from kvstitch.kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
+from kvstitch.service.worker.loading import loader as module
+from kvstitch.service.worker.loading.chunk_stream import ChunkStream
+from kvstitch.service.worker.loading.loader import Loader
+from kvstitch.service.worker.model.addressing import Address
 from tests.kvstore.fake_tier import FakeTier
 
 SPEC = ChunkSpec("f", "raw", "float32", layers=2, kv_heads=1, head_dim=4, tokens=3)

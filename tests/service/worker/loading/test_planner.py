@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstitch_methods.question_ranked import ProphetKV
-from kvstore import MemoryTier
-from service.messages.requests import ChunkTokens, Method
-from service.worker.loading.cost_model import (
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.loading.cost_model import (
     EXHAUSTIVE,
     STALE_S,
     UNHIDDEN,
@@ -25,12 +24,13 @@ from service.worker.loading.cost_model import (
     cheapest,
     hidden_ratio,
 )
-from service.worker.loading.planner import LATE_FACTOR, MOST_RATIO, Planner
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.model_facts import FlopCount
+from kvstitch.service.worker.loading.planner import LATE_FACTOR, MOST_RATIO, Planner
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.model.model_facts import FlopCount
+from kvstitch_methods.question_ranked import ProphetKV
 from tests.service.worker.engines import DOCUMENTS, PIE, rig
 from tests.service.worker.tiny import Tiny
 

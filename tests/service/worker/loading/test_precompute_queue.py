@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from kvstore import ChunkSpec, EncodedChunk, encode_chunk
-from service.messages.replies import Precomputed
-from service.messages.requests import ChunkTokens, Method, Precompute
-from service.worker.forward import chunk_prefill, layer_ops
-from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
-from service.worker.methods.layer_view import ChunkExtra
-from service.worker.model.addressing import Address
-from service.worker.steps import Steps
+from kvstitch.kvstore import ChunkSpec, EncodedChunk, encode_chunk
+from kvstitch.service.messages.replies import Precomputed
+from kvstitch.service.messages.requests import ChunkTokens, Method, Precompute
+from kvstitch.service.worker.forward import chunk_prefill, layer_ops
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
+from kvstitch.service.worker.methods.layer_view import ChunkExtra
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.steps import Steps
 from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from kvstore import ChunkSpec, MemoryTier, RedisTier
-from kvstore.tiers.base import Tier
-from service.messages.requests import Method, Precompute
-from service.worker.layout import PromptLayout
-from service.worker.loading import chunk_stream as streaming
-from service.worker.loading.planner import LATE
-from service.worker.model.addressing import Address
-from service.worker.sequences.prefill_launcher import PrefillLauncher
+from kvstitch.kvstore import ChunkSpec, MemoryTier, RedisTier
+from kvstitch.kvstore.tiers.base import Tier
+from kvstitch.service.messages.requests import Method, Precompute
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.loading import chunk_stream as streaming
+from kvstitch.service.worker.loading.planner import LATE
+from kvstitch.service.worker.model.addressing import Address
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
 from tests.kvstore.fake_tier import FakeTier
 from tests.redis_server import redis_server
 from tests.service.worker.engine.test_engine_faults import chunk_file

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from service.worker.methods.scores import apportion, exact
+from kvstitch.service.worker.methods.scores import apportion, exact
 from tests.references.budgets import allocate
 
 FREE = 10**9

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import service.worker.methods.eviction
-import service.worker.methods.fusion
-from service.errors import InvalidRequest, UnknownMethod
-from service.shared.parameters import schema_of
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.registry import (
+import kvstitch.service.worker.methods.eviction
+import kvstitch.service.worker.methods.fusion
+from kvstitch.service.errors import InvalidRequest, UnknownMethod
+from kvstitch.service.shared.parameters import schema_of
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.registry import (
     add_folder,
     describe,
     eviction_methods,
@@ -28,7 +28,7 @@ from service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
-from service.worker.model.model_facts import FlopCount, ModelFacts
+from kvstitch.service.worker.model.model_facts import FlopCount, ModelFacts
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
 pytestmark = pytest.mark.exhaustive
@@ -80,8 +80,8 @@ def model(request: pytest.FixtureRequest) -> Tiny:
 def test_every_file_is_a_method() -> None:
     """Dropping a file into the folder is all it takes."""
     for package, found in (
-        (service.worker.methods.fusion, FUSION),
-        (service.worker.methods.eviction, EVICTION),
+        (kvstitch.service.worker.methods.fusion, FUSION),
+        (kvstitch.service.worker.methods.eviction, EVICTION),
     ):
         folders = [Path(folder) for folder in package.__path__]
         files = {p.stem for folder in folders for p in folder.glob("*.py")} - {"__init__"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.worker.methods.scores import stable_topk
+from kvstitch.service.worker.methods.scores import stable_topk
 
 
 def brute_force(scores: list[float], k: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.addressing import Addressing
 from tests.service.worker.tiny import BOS, D1, D2, S, Tiny
 
 

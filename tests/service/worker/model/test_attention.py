@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.model import attention
-from service.worker.model.attention import (
+from kvstitch.service.worker.model import attention
+from kvstitch.service.worker.model.attention import (
     MIN_UNMASKED_KEYS,
     ROW_TILE,
     attend_rows,
     attend_with_scores,
     attention_probabilities,
 )
-from service.worker.model.model_facts import AttentionRule
+from kvstitch.service.worker.model.model_facts import AttentionRule
 from tests.service.worker.tiny import assert_close, difference
 
 pytestmark = pytest.mark.exhaustive

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvstitch.service.worker.model.supported import FAMILIES
 from scripts.docs_tables import MODELS_PAGE, models_page
-from service.worker.model.supported import FAMILIES
 
 
 def test_every_family_has_a_row_and_the_page_has_the_table() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.model_facts import FlopCount, chunk_prefill, full_prefill
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from kvstitch.service.worker.methods.fusion.legolink import Method as LegoLink
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.model.model_facts import FlopCount, chunk_prefill, full_prefill
 from tests.references.fusion import (
     Shape,
     always_computed,

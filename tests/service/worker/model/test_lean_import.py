@@ -12,8 +12,8 @@ PROGRAM = """
 import sys
 from importlib.util import find_spec
 
-from service.worker.forward import selfcheck
-from service.worker.model.load import load
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.model.load import load
 
 for folder in sys.argv[1:]:
     selfcheck.check(load(folder, device="cpu"))  # asks the model of transformers itself

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from service.worker.forward import selfcheck
-from service.worker.model.load import load
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.model.load import load
 from tests.service.worker.tiny import FAMILIES, random_model, rope_of, tiny_config
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]

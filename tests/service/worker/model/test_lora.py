@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.service.worker.lora_folders import ALL, merged, with_loras, write_lora
 from tests.service.worker.tiny import (
     S,

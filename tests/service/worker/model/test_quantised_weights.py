@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvstitch_tune.prompts import kv_pool, prefill_ids
-from service import settings
-from service.errors import ModelRefused
-from service.shared.model_fingerprint import QUANTISED, fingerprint
-from service.worker.forward import decode, selfcheck
-from service.worker.forward.decode import kernel_weights
-from service.worker.kernels.cpu import decode_step
-from service.worker.kernels.cpu.weight import GROUP
-from service.worker.model import folder_checks
-from service.worker.model.addressing import Addressing
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.load import load
-from service.worker.model.projection import (
+from kvstitch.service import settings
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.shared.model_fingerprint import QUANTISED, fingerprint
+from kvstitch.service.worker.forward import decode, selfcheck
+from kvstitch.service.worker.forward.decode import kernel_weights
+from kvstitch.service.worker.kernels.cpu import decode_step
+from kvstitch.service.worker.kernels.cpu.weight import GROUP
+from kvstitch.service.worker.model import folder_checks
+from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.load import load
+from kvstitch.service.worker.model.projection import (
     BITS,
     DenseProjection,
     ModuleProjection,
     QuantisedProjection,
     quantise,
 )
+from kvstitch_tune.prompts import kv_pool, prefill_ids
 from tests.service.worker.forward.test_decode import Running, decoded
 from tests.service.worker.tiny import difference, random_model, tiny_config, tiny_of
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from service.errors import ModelRefused
-from service.shared.worker_settings import WorkerSettings
-from service.worker.model.load import lacks_memory, load, no_memory
-from service.worker.model.supported import why_not_served
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.shared.worker_settings import WorkerSettings
+from kvstitch.service.worker.model.load import lacks_memory, load, no_memory
+from kvstitch.service.worker.model.supported import why_not_served
 from tests import preloaded
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
@@ -145,7 +145,7 @@ def test_a_kv_folder_that_is_a_file(folder: Path, tmp_path: Path) -> None:
 def ended(settings: WorkerSettings) -> str:
     """The last line of a worker that refuses to start."""
     process = subprocess.run(
-        [*preloaded.python(), "-m", "service.worker"],
+        [*preloaded.python(), "-m", "kvstitch.service.worker"],
         input=settings.to_json().encode() + b"\n",
         capture_output=True,
         timeout=START_S,

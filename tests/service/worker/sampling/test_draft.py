@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from service.messages.requests import ChunkTokens, Method
-from service.worker.forward.decode import BatchDecoder, decode_step
-from service.worker.kv.pool import KVPool
-from service.worker.model.families import decoder_for
-from service.worker.sampling.draft import MOST_SKIPPED, Drafter
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.forward.decode import BatchDecoder, decode_step
+from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.sampling.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny, tiny_config

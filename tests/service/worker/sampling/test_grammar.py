@@ -13,12 +13,12 @@ import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from service.errors import InvalidRequest
-from service.grammars.forms import Form
-from service.messages.requests import Generate, Sampling
-from service.worker.model.load import load
-from service.worker.sampling.grammar import Grammar, Grammars
-from service.worker.sampling.sampler import LogitAdjustments, Sampler
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.grammars.forms import Form
+from kvstitch.service.messages.requests import Generate, Sampling
+from kvstitch.service.worker.model.load import load
+from kvstitch.service.worker.sampling.grammar import Grammar, Grammars
+from kvstitch.service.worker.sampling.sampler import LogitAdjustments, Sampler
 from tests.service.worker.engines import VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.sampling.sampler import LEAST, token_logprobs
+from kvstitch.service.worker.sampling.sampler import LEAST, token_logprobs
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, VOCABULARY, Q, S, Tiny
 

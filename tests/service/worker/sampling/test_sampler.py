@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from service.messages.requests import Sampling
-from service.worker.sampling.sampler import LogitAdjustments, Sampler
+from kvstitch.service.messages.requests import Sampling
+from kvstitch.service.worker.sampling.sampler import LogitAdjustments, Sampler
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, 2.0, -1.0])
 
@@ -119,7 +119,7 @@ def reference_top_p(weights: torch.Tensor, top_p: float) -> torch.Tensor:
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999, 0.9999999])
 def test_top_p_without_sorting_everything(spread: float, top_p: float) -> None:
     """The same set as after sorting the whole vocabulary, ties by the lowest id."""
-    from service.worker.sampling.sampler import keep_top_p
+    from kvstitch.service.worker.sampling.sampler import keep_top_p
 
     scores = torch.randn(5000, generator=torch.Generator().manual_seed(3)).mul(spread).round()
     weights = (scores - scores.max()).exp()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from service.errors import InvalidRequest
-from service.messages.replies import Explained
-from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, Generate, Method
-from service.worker.sequences.reuse import HistoryKV
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.messages.replies import Explained
+from kvstitch.service.messages.reports import Report
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.service.worker.sequences.reuse import HistoryKV
 from tests.references.fusion import share, top
 from tests.references.prefill import Prompt, Stored, Trace, index_mask
 from tests.references.question_scout import Scout, question_scout

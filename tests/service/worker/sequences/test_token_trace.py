@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvstore import MemoryTier
-from service.messages.reports import Report, SegmentTrace
-from service.messages.requests import ChunkTokens, Method
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
-from service.worker.sequences.token_trace import TokenTracer
+from kvstitch.kvstore import MemoryTier
+from kvstitch.service.messages.reports import Report, SegmentTrace
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
+from kvstitch.service.worker.sequences.token_trace import TokenTracer
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore import MemoryTier, SsdTier, TieredStore, parse_header
-from kvstore.format.chunk_header import VERSION
-from kvstore.tiers.ssd.directory_scan import chunk_path
-from service.shared.metrics import WORKER_METRICS
-from service.worker.server.counters import store_values
+from kvstitch.kvstore import MemoryTier, SsdTier, TieredStore, parse_header
+from kvstitch.kvstore.format.chunk_header import VERSION
+from kvstitch.kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstitch.service.shared.metrics import WORKER_METRICS
+from kvstitch.service.worker.server.counters import store_values
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.format.test_chunk_header import reseal
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from encryption.keyring import DataKey, Keyring
-from service.worker.server.leases import GatewayKeys
+from kvstitch.encryption.keyring import DataKey, Keyring
+from kvstitch.service.worker.server.leases import GatewayKeys
 
 A, B = b"gateway a", b"gateway b"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.worker.server import leases
-from service.worker.server.leases import NOTE, Leases
+from kvstitch.service.worker.server import leases
+from kvstitch.service.worker.server.leases import NOTE, Leases
 
 
 class Clock:
@@ -133,7 +133,7 @@ def test_two_processes_share_a_note_and_one_that_is_spoiled_is_over(tmp_path: Pa
 def test_a_number_is_free_again_when_its_process_has_ended(tmp_path: Path) -> None:
     assert leases.take_number(tmp_path) == 0
     code = (
-        "import sys; from pathlib import Path; from service.worker.server import leases;"
+        "import sys; from pathlib import Path; from kvstitch.service.worker.server import leases;"
         "print(leases.take_number(Path(sys.argv[1])))"
     )
     for _ in range(2):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import zmq
 
-from service.errors import InvalidSetting
-from service.messages import wire
-from service.messages.replies import Failed, Precomputed, TokenItem, Tokens
-from service.messages.requests import Abort, Hello
-from service.shared import fleet_secret
-from service.shared.tracing import Tracing
-from service.worker.server.link import Inbox, Link, ReplySender
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.messages import wire
+from kvstitch.service.messages.replies import Failed, Precomputed, TokenItem, Tokens
+from kvstitch.service.messages.requests import Abort, Hello
+from kvstitch.service.shared import fleet_secret
+from kvstitch.service.shared.tracing import Tracing
+from kvstitch.service.worker.server.link import Inbox, Link, ReplySender
 
 MESSAGES = 200
 

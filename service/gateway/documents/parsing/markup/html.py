@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from selectolax.lexbor import LexborNode
 
-from service.gateway.documents.parsing import charsets
-from service.gateway.documents.parsing.charsets import Decoded
-from service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
-from service.gateway.documents.parsing.markup.page_tree import page_tree
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing import charsets
+from kvstitch.service.gateway.documents.parsing.charsets import Decoded
+from kvstitch.service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
+from kvstitch.service.gateway.documents.parsing.markup.page_tree import page_tree
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
     Bounds,
     Mark,
@@ -25,7 +25,7 @@ from service.gateway.documents.parsing.parsed_file import (
     heading,
     left_out_warnings,
 )
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 _INVISIBLE = [
     "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",

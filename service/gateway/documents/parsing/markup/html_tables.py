@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from selectolax.lexbor import LexborNode
 
-from service.gateway.documents.parsing.parsed_file import one_line
-from service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
 
 MAX_LAYOUT_CHARS = (
     1500  # a cell with more text, in a table without any header, is a column of a page

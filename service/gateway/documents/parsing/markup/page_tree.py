@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 from lxml import etree
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from service.gateway.documents.parsing.formulas import formula
+from kvstitch.service.gateway.documents.parsing.formulas import formula
 
 _DOCTYPE = re.compile(
     r"<!DOCTYPE[^\[>]*(\[(?:[^\]\"'<]|<!--.*?-->|<[^>]*>|\"[^\"]*\"|'[^']*')*\]\s*)?>", re.I | re.S

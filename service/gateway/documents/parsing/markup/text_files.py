@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from service.gateway.documents.parsing.charsets import Decoded, decode
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing.charsets import Decoded, decode
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     TextBuilder,
     heading,
     left_out_warnings,
 )
-from service.gateway.documents.parsing.tables.grid import Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -69,7 +69,7 @@ def _rows(tokens: Sequence[Token], bounds: Bounds) -> str:
 def _html(content: str, bounds: Bounds) -> str:
     from selectolax.lexbor import LexborHTMLParser
 
-    from service.gateway.documents.parsing.markup.html_tables import read_table
+    from kvstitch.service.gateway.documents.parsing.markup.html_tables import read_table
 
     tree = LexborHTMLParser(content)
     tables = tree.css("table")

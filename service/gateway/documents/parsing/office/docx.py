@@ -15,14 +15,14 @@ import docx
 from docx.oxml.ns import qn
 from lxml import etree
 
-from service.gateway.documents.parsing.office import drawings
-from service.gateway.documents.parsing.office.docx_styles import (
+from kvstitch.service.gateway.documents.parsing.office import drawings
+from kvstitch.service.gateway.documents.parsing.office.docx_styles import (
     Numbering,
     Styles,
     switched_on,
     value,
 )
-from service.gateway.documents.parsing.office.docx_text import (
+from kvstitch.service.gateway.documents.parsing.office.docx_text import (
     PAGE_BREAK,
     Found,
     edge_text,
@@ -30,7 +30,7 @@ from service.gateway.documents.parsing.office.docx_text import (
     paragraph_text,
     unwrapped,
 )
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -39,8 +39,8 @@ from service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     one_line,
 )
-from service.gateway.documents.parsing.tables.grid import Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 MAX_NESTED = 30  # text boxes in text boxes, notes in notes
 _NOTE_PARTS = {"footnotes": "footnote", "endnotes": "endnote", "comments": "comment"}

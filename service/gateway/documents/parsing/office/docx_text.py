@@ -8,9 +8,9 @@ from typing import Any
 
 from docx.oxml.ns import qn
 
-from service.gateway.documents.parsing.formulas import formula
-from service.gateway.documents.parsing.office.docx_styles import Styles, switched_on, value
-from service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.formulas import formula
+from kvstitch.service.gateway.documents.parsing.office.docx_styles import Styles, switched_on, value
+from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
 
 PAGE_BREAK = "\f"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"

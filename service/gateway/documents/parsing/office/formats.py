@@ -15,8 +15,8 @@ from io import BytesIO
 from urllib.parse import unquote
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 
 OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 MAX_ENTRIES = 20_000
@@ -68,9 +68,9 @@ def check_no_entities(archive: ZipFile) -> None:
 
 # A file that only such a format has.
 _PARSERS = {
-    "word/document.xml": "service.gateway.documents.parsing.office.docx:parse",
-    "ppt/presentation.xml": "service.gateway.documents.parsing.office.pptx:parse",
-    "xl/workbook.xml": "service.gateway.documents.parsing.office.xlsx:parse",
+    "word/document.xml": "kvstitch.service.gateway.documents.parsing.office.docx:parse",
+    "ppt/presentation.xml": "kvstitch.service.gateway.documents.parsing.office.pptx:parse",
+    "xl/workbook.xml": "kvstitch.service.gateway.documents.parsing.office.xlsx:parse",
 }
 
 

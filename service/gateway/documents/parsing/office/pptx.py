@@ -11,9 +11,9 @@ from lxml import etree
 from pptx import Presentation
 from pptx.shapes.group import GroupShape
 
-from service.gateway.documents.parsing.formulas import formula
-from service.gateway.documents.parsing.office import drawings
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing.formulas import formula
+from kvstitch.service.gateway.documents.parsing.office import drawings
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     TextBuilder,
@@ -22,8 +22,8 @@ from service.gateway.documents.parsing.parsed_file import (
     one_line,
     places_warning,
 )
-from service.gateway.documents.parsing.tables.grid import Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _A14 = "{http://schemas.microsoft.com/office/drawing/2010/main}"

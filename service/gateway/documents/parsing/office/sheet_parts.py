@@ -11,8 +11,8 @@ from zipfile import ZipFile
 from lxml import etree
 from openpyxl.packaging.relationship import get_dependents, get_rels_path
 
-from service.gateway.documents.parsing.office import drawings
-from service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.office import drawings
+from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _XDR = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"

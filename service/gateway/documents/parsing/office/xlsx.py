@@ -24,8 +24,8 @@ from openpyxl.utils.cell import coordinate_to_tuple, range_boundaries
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
 
-from service.gateway.documents.parsing.office.sheet_parts import parts_of
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.gateway.documents.parsing.office.sheet_parts import parts_of
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -35,8 +35,8 @@ from service.gateway.documents.parsing.parsed_file import (
     one_line,
     places_warning,
 )
-from service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 _TOKEN = re.compile(
     r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|\[\$(?P<currency>[^\]-]*)[^\]]*\]|\[[^\]]*\]|_.|\*.'

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import (
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -20,13 +20,13 @@ from service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     places_warning,
 )
-from service.gateway.documents.parsing.pdf.layout import Line, lines_of
-from service.gateway.documents.parsing.pdf.lines import (
+from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from kvstitch.service.gateway.documents.parsing.pdf.lines import (
     Vocabulary,
     paragraphs,
     without_running_lines,
 )
-from service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
+from kvstitch.service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
 
 if TYPE_CHECKING:
     import numpy as np

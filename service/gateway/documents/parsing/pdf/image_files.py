@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import warnings
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
-from service.gateway.documents.parsing.pdf.layout import Line, lines_of
-from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
-from service.gateway.documents.parsing.pdf.words import LONG_SIDE, PictureWords, picture_words
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from kvstitch.service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from kvstitch.service.gateway.documents.parsing.pdf.words import (
+    LONG_SIDE,
+    PictureWords,
+    picture_words,
+)
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.gateway.documents.parsing.pdf.words import Word
+from kvstitch.service.gateway.documents.parsing.pdf.words import Word
 
 MIN_COLUMN_ROWS = 3
 MIN_COLUMN_CHARS = 14  # of a line; one of Chinese or Japanese counts as two

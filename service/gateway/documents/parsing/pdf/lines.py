@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from service.gateway.documents.parsing.pdf.layout import IS_CJK, Line
-from service.gateway.documents.parsing.pdf.words import HYPHEN
+from kvstitch.service.gateway.documents.parsing.pdf.layout import IS_CJK, Line
+from kvstitch.service.gateway.documents.parsing.pdf.words import HYPHEN
 
 _DIVIDED = re.compile(rf"((?:\w+[-\u2010])*\w+)([-\u00ad\u2010{HYPHEN}])$")
 _ENGLISH_COMPOUND = re.compile(r"[a-z]+(?:-[a-z]+)+")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
-from service.gateway.documents.parsing.parsed_file import Bounds, ParseWarning
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParseWarning
 
 if TYPE_CHECKING:
     import numpy as np

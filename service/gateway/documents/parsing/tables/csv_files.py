@@ -7,10 +7,10 @@ import re
 from dataclasses import replace
 from io import StringIO
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.charsets import decode
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.charsets import decode
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 DELIMITERS = ",;\t|"
 SAMPLE_LINES = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
 
 MAX_COLUMNS = 16_384  # Excel's; spans beyond it are cut
 

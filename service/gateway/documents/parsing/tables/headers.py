@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from service.gateway.documents.parsing.tables.grid import Cell, Row, distinct
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell, Row, distinct
 
 Kind = Literal["word", "period", "amount", "data"]
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import cast
 
-from service.gateway.documents.parsing.parsed_file import TextBuilder
-from service.gateway.documents.parsing.tables.grid import Cell, Row, distinct, grid
-from service.gateway.documents.parsing.tables.headers import (
+from kvstitch.service.gateway.documents.parsing.parsed_file import TextBuilder
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell, Row, distinct, grid
+from kvstitch.service.gateway.documents.parsing.tables.headers import (
     column_names,
     find_header,
     names_columns,

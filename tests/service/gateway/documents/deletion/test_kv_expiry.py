@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from retriever import Scope
-from service.errors import InvalidSetting, TierUnreached
-from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion.kv_expiry import DAY_S, KvExpiry
-from service.messages.replies import Purged
-from service.messages.requests import Purge
-from service.settings import load
+from kvstitch.retriever import Scope
+from kvstitch.service.errors import InvalidSetting, TierUnreached
+from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
+from kvstitch.service.gateway.documents.deletion.kv_expiry import DAY_S, KvExpiry
+from kvstitch.service.messages.replies import Purged
+from kvstitch.service.messages.requests import Purge
+from kvstitch.service.settings import load
 from tests.service.gateway.rig import Rig
 
 HR, NEWS = Scope("acme", "hr"), Scope("acme", "news")

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.spool_folder import INLINE_BYTES, SpoolFolder
-from service.gateway.service_database import jobs_database
-from service.gateway.tables import documents, freed_files
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
+from kvstitch.service.gateway.documents.jobs.job_store import JobStore
+from kvstitch.service.gateway.documents.jobs.spool_folder import INLINE_BYTES, SpoolFolder
+from kvstitch.service.gateway.service_database import jobs_database
+from kvstitch.service.gateway.tables import documents, freed_files
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import HANG_S, Rig, running, until
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import Document
-from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing import parser
-from service.gateway.documents.parsing.markup import html, text_files
-from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
-from service.shared import resources
+from kvstitch.retriever import Document
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing import parser
+from kvstitch.service.gateway.documents.parsing.markup import html, text_files
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
+from kvstitch.service.shared import resources
 from tests.service.gateway.documents.pdfs import make_pdf
 
 pytestmark = pytest.mark.exhaustive

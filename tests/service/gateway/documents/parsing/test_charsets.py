@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.charsets import codec_of, decode
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.charsets import codec_of, decode
 from tests.service.gateway.documents.parsing.test_formats import parsed
 
 POLISH = "Każdy pies ma swój dzień, a żółw idzie powoli przez łąkę ku źródłu wody."

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.file_kinds import format_of
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.file_kinds import format_of
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
 from tests.service.gateway.documents.office_files import (
     changed_zip,
     make_docx,

@@ -6,9 +6,9 @@ from base64 import b64encode
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing import mail
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing import mail
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 
 BOUNDS = Bounds(50, 100_000)
 HEAD = b"From: Ada <ada@example.org>\nSubject: Pumps\nMIME-Version: 1.0\n"

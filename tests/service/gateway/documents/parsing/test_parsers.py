@@ -10,13 +10,13 @@ import zlib
 
 import pytest
 
-from retriever import Document
-from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.markup import html, text_files
-from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
-from service.shared.resources import NICE
+from kvstitch.retriever import Document
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.markup import html, text_files
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
+from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
+from kvstitch.service.shared.resources import NICE
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 BOUNDS = Bounds(10, 10_000)
@@ -158,9 +158,9 @@ async def test_what_nobody_reads_as_text_is_not_stored_as_text(content: bytes, s
 
 
 def test_reading_a_file_gives_way_to_answers() -> None:
-    module = "service.gateway.documents.parsing.parser_process"
+    module = "kvstitch.service.gateway.documents.parsing.parser_process"
     limits = map(str, FileLimits(9, 999, cpu_s=60, memory_bytes=1 << 30).arguments)
-    parser = "service.gateway.documents.parsing.markup.text_files:parse_text"
+    parser = "kvstitch.service.gateway.documents.parsing.markup.text_files:parse_text"
     command = [sys.executable, "-m", module, "text", parser, "", "", "{}", *limits]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         give_up_at = time.monotonic() + 120.0

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from service.plugins.hookspecs import GROUP
+from kvstitch.service.plugins.hookspecs import GROUP
 from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256
 from tests.service.gateway.documents.office_files import (
     make_docx,
@@ -59,9 +59,9 @@ class Missing(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing(json.loads(sys.argv[1])))
-from service.gateway.documents.parsing.file_kinds import format_of, kind_of_start
-from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.parser_process import _parse
+from kvstitch.service.gateway.documents.parsing.file_kinds import format_of, kind_of_start
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
+from kvstitch.service.gateway.documents.parsing.parser_process import _parse
 content = sys.stdin.buffer.read()
 kind = kind_of_start(content) or sys.argv[2]
 print(json.dumps(_parse(format_of(kind).parser, content, Bounds(100, 100_000))["text"]))

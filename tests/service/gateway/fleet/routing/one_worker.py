@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable, costs
-from service.messages.replies import WorkerLoad
+from kvstitch.service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable, costs
+from kvstitch.service.messages.replies import WorkerLoad
 
 
 class Cost(NamedTuple):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable
-from service.gateway.fleet.routing.directory import Directory, PrefixMap
-from service.gateway.fleet.routing.router import EQUAL_DIGITS, Router, home
-from service.messages.replies import Holdings, WorkerLoad
+from kvstitch.service.gateway.fleet.routing.cost import Backlog, Place, Work, WorkerTable
+from kvstitch.service.gateway.fleet.routing.directory import Directory, PrefixMap
+from kvstitch.service.gateway.fleet.routing.router import EQUAL_DIGITS, Router, home
+from kvstitch.service.messages.replies import Holdings, WorkerLoad
 from tests.service.gateway.fleet.routing.one_worker import cost
 
 NAMES = [bytes([number]) * 16 for number in range(10)]

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from service.gateway.fleet.routing.cost import AWAY, UNKNOWN_TIER, Place
-from service.messages.replies import WorkerLoad
+from kvstitch.service.gateway.fleet.routing.cost import AWAY, UNKNOWN_TIER, Place
+from kvstitch.service.messages.replies import WorkerLoad
 from tests.service.gateway.fleet.routing.one_worker import cost, work
 
 LOAD = WorkerLoad(

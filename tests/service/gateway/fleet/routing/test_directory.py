@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from service.gateway.fleet.routing import directory as module
-from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
-from service.messages.replies import Holdings, WorkerLoad
-from service.worker.server.reporter import CachedChunks
+from kvstitch.service.gateway.fleet.routing import directory as module
+from kvstitch.service.gateway.fleet.routing.directory import EXPECTED_S, Directory
+from kvstitch.service.messages.replies import Holdings, WorkerLoad
+from kvstitch.service.worker.server.reporter import CachedChunks
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 

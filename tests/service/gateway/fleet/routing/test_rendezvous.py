@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from service.gateway.fleet.routing.router import BOUND, SLACK_S, home, ranked
+from kvstitch.service.gateway.fleet.routing.router import BOUND, SLACK_S, home, ranked
 
 NAMES = [number.to_bytes(16, "little") for number in range(4000)]
 

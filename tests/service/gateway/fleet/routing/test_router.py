@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.routing.cost import STALE_S, TRIALS, Backlog, Work, WorkerTable
-from service.gateway.fleet.routing.directory import Directory, PrefixMap
-from service.gateway.fleet.routing.router import Policy, Router, work_of
-from service.messages.replies import Holdings, WorkerLoad
-from service.messages.requests import ChunkTokens, Generate, Method
+from kvstitch.service.gateway.fleet.routing.cost import STALE_S, TRIALS, Backlog, Work, WorkerTable
+from kvstitch.service.gateway.fleet.routing.directory import Directory, PrefixMap
+from kvstitch.service.gateway.fleet.routing.router import Policy, Router, work_of
+from kvstitch.service.messages.replies import Holdings, WorkerLoad
+from kvstitch.service.messages.requests import ChunkTokens, Generate, Method
 
 LOAD = WorkerLoad(token_s=1e-3, token_bytes=1e5, tiers={"ssd": (1e-4, 1e-9)})
 TEXTS = [ChunkTokens(n, [n * 1000 + i for i in range(100)]) for n in range(12)]

@@ -12,12 +12,10 @@ from openai.types.responses import response_create_params
 from openai.types.shared_params import FunctionDefinition
 from pydantic import BaseModel
 
-from scripts import docs_tables
-from scripts.openai_fields import TABLES
-from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai.field_table import check_fields, noted, refused
-from service.gateway.schemas import openai as bodies
-from service.gateway.schemas.openai import (
+from kvstitch.service.errors import InvalidRequest, Unsupported
+from kvstitch.service.gateway.http.openai.field_table import check_fields, noted, refused
+from kvstitch.service.gateway.schemas import openai as bodies
+from kvstitch.service.gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -27,8 +25,10 @@ from service.gateway.schemas.openai import (
     StructuredOutputs,
     ToolDefinition,
 )
-from service.gateway.schemas.openai import FunctionDefinition as OurFunction
-from service.gateway.schemas.search import EmbeddingsRequest
+from kvstitch.service.gateway.schemas.openai import FunctionDefinition as OurFunction
+from kvstitch.service.gateway.schemas.search import EmbeddingsRequest
+from scripts import docs_tables
+from scripts.openai_fields import TABLES
 
 # vLLM's protocol.py of chats and of completions, and what its earlier versions took.
 VLLM_BOTH = """

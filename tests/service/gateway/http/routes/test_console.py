@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from service.gateway.documents.parsing.file_kinds import media_type_of_suffix
-from service.gateway.http.routes.pages import FILES, console_page
+from kvstitch.service.gateway.documents.parsing.file_kinds import media_type_of_suffix
+from kvstitch.service.gateway.http.routes.pages import FILES, console_page
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[5]
@@ -52,7 +52,7 @@ def test_every_file_is_in_the_wheel() -> None:
     package = ROOT / "service"
     packed = {
         file
-        for pattern in tool["setuptools"]["package-data"]["service"]
+        for pattern in tool["setuptools"]["package-data"]["kvstitch.service"]
         for file in package.glob(f"{pattern}/*" if pattern.endswith("**") else pattern)
     }
     lost = [name for name in NAMES if FILES / name not in packed]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from service.shared.model_fingerprint import fingerprint
+from kvstitch.service.shared.model_fingerprint import fingerprint
 from tests.service.gateway.rig import Rig, running
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.messages.replies import GateState
-from service.messages.requests import AskGate, Method
+from kvstitch.service.messages.replies import GateState
+from kvstitch.service.messages.requests import AskGate, Method
 from tests.service.gateway.rig import Rig
 
 A3 = Method("a3", {"ratio": 0.15})

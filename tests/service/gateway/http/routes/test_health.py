@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.shared.metrics import TTFT_BUCKETS
+from kvstitch.service.shared.metrics import TTFT_BUCKETS
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, events, pinged, running, until
 

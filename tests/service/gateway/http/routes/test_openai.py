@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.messages.replies import Failed
-from service.messages.requests import Abort, Generate
+from kvstitch.service.messages.replies import Failed
+from kvstitch.service.messages.requests import Abort, Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, asking, pinged, running, until
 

@@ -7,7 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from service.messages.requests import Abort, Generate
+from kvstitch.service.messages.requests import Abort, Generate
 from tests.service.gateway.http.routes.test_openai import (
     ASK,
     CHAT,

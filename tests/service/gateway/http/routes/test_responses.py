@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.messages.replies import Failed
+from kvstitch.service.messages.replies import Failed
 from tests.service.gateway.http.routes.test_openai import fake, last_request, says
 from tests.service.gateway.http.routes.test_openai_tools import CITY, NOON, OSLO
 from tests.service.gateway.rig import Rig, events

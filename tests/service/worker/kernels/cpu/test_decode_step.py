@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward import decode
-from service.worker.forward.decode import kernel_weights
-from service.worker.kernels.cpu import decode_step
-from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
-from service.worker.kernels.cpu.weight import Weight
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
+from kvstitch.service.worker.forward import decode
+from kvstitch.service.worker.forward.decode import kernel_weights
+from kvstitch.service.worker.kernels.cpu import decode_step
+from kvstitch.service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
+from kvstitch.service.worker.kernels.cpu.weight import Weight
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
     FAMILIES,

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.worker.kernels.cpu import cpu_linear
-from service.worker.kernels.cpu.weight import MIN_HUGE_BYTES, zeros_in_huge_pages
-from service.worker.model.projection import DenseProjection, fuse
-from service.worker.steps import run
+from kvstitch.service.worker.kernels.cpu import cpu_linear
+from kvstitch.service.worker.kernels.cpu.weight import MIN_HUGE_BYTES, zeros_in_huge_pages
+from kvstitch.service.worker.model.projection import DenseProjection, fuse
+from kvstitch.service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 pytestmark = pytest.mark.exhaustive

@@ -10,12 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward import attention_pass as passes
-from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, prefill_attention
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.projection import quantise
+from kvstitch.service.worker.forward import attention_pass as passes
+from kvstitch.service.worker.kernels.cpu import (
+    linear_few_rows,
+    linear_many_rows_bf16,
+    prefill_attention,
+)
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.projection import quantise
 from tests.service.worker.tiny import (
     D1,
     D2,

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import (
+from kvstitch.service.worker.kernels.cpu import (
     cpu_linear,
     linear_few_rows,
     linear_many_rows_bf16,
     linear_many_rows_fp32,
     native,
 )
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.steps import run
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.steps import run
 from tests.service.worker.conftest import use_bf16_dot
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from service.worker.kernels.cpu import build, native
+from kvstitch.service.worker.kernels.cpu import build, native
 
 why_missing: Any = native.why_missing.__wrapped__  # what it is a cache of
-NAME = "service.worker.kernels.cpu._native"
+NAME = "kvstitch.service.worker.kernels.cpu._native"
 GOOD = SimpleNamespace(INTERFACE=native.INTERFACE, cpu=lambda: (1, 0, 0))
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native, prefill_attention
-from service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES
-from service.worker.model.attention import attend_rows, attend_with_scores
+from kvstitch.service.worker.kernels.cpu import native, prefill_attention
+from kvstitch.service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES
+from kvstitch.service.worker.model.attention import attend_rows, attend_with_scores
 from tests.service.worker.tiny import assert_close
 
 SCALE = 0.2

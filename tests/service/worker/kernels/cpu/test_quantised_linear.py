@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import cpu_linear, linear_few_rows, native
-from service.worker.kernels.cpu.weight import GROUP, LEVELS, Weight, quantised
-from service.worker.steps import run
+from kvstitch.service.worker.kernels.cpu import cpu_linear, linear_few_rows, native
+from kvstitch.service.worker.kernels.cpu.weight import GROUP, LEVELS, Weight, quantised
+from kvstitch.service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 pytestmark = pytest.mark.exhaustive
@@ -96,7 +96,7 @@ def test_many_rows_and_a_gated_mlp_in_tiles(
     by_kernels: None, monkeypatch: pytest.MonkeyPatch, bits: int, dtype: torch.dtype, rows: int
 ) -> None:
     """Whatever the number of rows, and of tiles, the last of them narrower."""
-    monkeypatch.setattr("service.worker.kernels.cpu.weight.TILE", 64 * GROUP)
+    monkeypatch.setattr("kvstitch.service.worker.kernels.cpu.weight.TILE", 64 * GROUP)
     x, (bias, width) = drawn(rows, 64, seed=1).to(dtype), (drawn(2 * 224, seed=4).to(dtype), 224)
     made = quantised(drawn(2 * width, 64, seed=2), bits)
     gate_up = Weight(made.values, made.scales, bias)

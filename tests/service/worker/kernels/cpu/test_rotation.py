@@ -7,9 +7,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from service.worker.forward.kv_placement import write_and_rotate, write_rows
-from service.worker.kernels.cpu import native, rotation
-from service.worker.model.rope import RotaryTable
+from kvstitch.service.worker.forward.kv_placement import write_and_rotate, write_rows
+from kvstitch.service.worker.kernels.cpu import native, rotation
+from kvstitch.service.worker.model.rope import RotaryTable
 
 ROWS, HEADS = 37, 3
 

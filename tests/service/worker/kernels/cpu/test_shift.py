@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import rotation
-from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import LayerView
-from service.worker.methods.stored_kv import Shift
-from service.worker.model.model_facts import FlopCount
-from service.worker.model.rope import RotaryTable
+from kvstitch.service.worker.kernels.cpu import rotation
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.methods.stored_kv import Shift
+from kvstitch.service.worker.model.model_facts import FlopCount
+from kvstitch.service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import StoredSegment
 
 pytestmark = pytest.mark.usefixtures("compiled")

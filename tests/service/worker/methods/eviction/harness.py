@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.eviction import EvictionMethod, evict
-from service.worker.methods.layer_view import LayerView
-from service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount, ModelFacts
-from service.worker.model.rope import RotaryTable
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod, evict
+from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule, FlopCount, ModelFacts
+from kvstitch.service.worker.model.rope import RotaryTable
 from tests.references import eviction as reference
 from tests.references.eviction import Kept, Region, attention_weights
 from tests.service.worker.held import held

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.worker.methods.eviction.ada_pyramidkv import Method as AdaPyramidKV
-from service.worker.methods.eviction.ada_snapkv import Method as AdaSnapKV
-from service.worker.methods.eviction.pyramidkv import Method as PyramidKV
-from service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.eviction.ada_pyramidkv import Method as AdaPyramidKV
+from kvstitch.service.worker.methods.eviction.ada_snapkv import Method as AdaSnapKV
+from kvstitch.service.worker.methods.eviction.pyramidkv import Method as PyramidKV
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
 from tests.service.worker.methods.eviction.harness import Shape, kept_by, random_layers
 
 SHAPE = Shape(5, 60, 6)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.methods.eviction.h2o import TILE
-from service.worker.methods.eviction.h2o import Method as H2O
+from kvstitch.service.worker.methods.eviction.h2o import TILE
+from kvstitch.service.worker.methods.eviction.h2o import Method as H2O
 from tests.references.eviction import attention_weights
 from tests.service.worker.methods.eviction.harness import Shape, kept_by, random_layers, view_of
 from tests.service.worker.tiny import assert_close

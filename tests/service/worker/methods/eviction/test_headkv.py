@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.errors import InvalidRequest
-from service.messages.requests import Method as Named
-from service.worker.methods.eviction.headkv import Method as HeadKV
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.messages.requests import Method as Named
+from kvstitch.service.worker.methods.eviction.headkv import Method as HeadKV
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from tests.service.worker.engines import rig
 from tests.service.worker.methods.eviction.harness import (
     KV_HEADS,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.worker.methods.registry import eviction_methods, make_eviction
+from kvstitch.service.worker.methods.registry import eviction_methods, make_eviction
 from tests.service.worker.methods.eviction.harness import (
     EXPECTED,
     KV_HEADS,

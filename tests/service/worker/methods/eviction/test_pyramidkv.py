@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.worker.methods.bases.eviction import PromptAttention
-from service.worker.methods.eviction.pyramidkv import Method as PyramidKV
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.methods.bases.eviction import PromptAttention
+from kvstitch.service.worker.methods.eviction.pyramidkv import Method as PyramidKV
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from tests.service.worker.methods.eviction.harness import Shape, kept_by, random_layers
 
 

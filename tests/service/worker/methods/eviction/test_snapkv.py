@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest
-from service.worker.layout import PromptLayout
-from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.registry import make_eviction
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.eviction.snapkv import Method as SnapKV
+from kvstitch.service.worker.methods.registry import make_eviction
 from tests.service.worker.tiny import prompt_attention
 
 D = 8

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.registry import make_eviction, make_fusion
+from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
+from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.registry import make_eviction, make_fusion
 from tests.references.eviction import Kept
 from tests.references.fusion import cacheblend, legolink
 from tests.references.prefill import Prompt, Reference, Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.methods.eviction.streaming_llm import Method as StreamingLLM
+from kvstitch.service.worker.methods.eviction.streaming_llm import Method as StreamingLLM
 from tests.service.worker.methods.eviction.harness import (
     KV_HEADS,
     LAYERS,

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from tests.service.worker.tiny import (
     D1,
     D2,

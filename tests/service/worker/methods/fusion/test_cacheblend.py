@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.registry import make_fusion
-from service.worker.model.model_facts import ModelFacts
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.registry import make_fusion
+from kvstitch.service.worker.model.model_facts import ModelFacts
 from tests.references.fusion import cacheblend, cacheblend_selected
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same

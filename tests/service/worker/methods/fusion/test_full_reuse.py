@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.full_reuse import Method as FullReuse
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from tests.service.worker.tiny import (
     BOS,
     D1,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.legolink import Method as LegoLink
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from tests.references.fusion import legolink, legolink_rows
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_same

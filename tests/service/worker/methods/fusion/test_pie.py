@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.service.worker.tiny import (
     D1,
     D2,

@@ -8,14 +8,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from service.worker.forward.kv_placement import KVPlacer
-from service.worker.forward.prefill import Progress, PromptLoop, prefill
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import RowWeights
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.model_facts import full_prefill
-from service.worker.steps import run as finished
+from kvstitch.service.worker.forward.kv_placement import KVPlacer
+from kvstitch.service.worker.forward.prefill import Progress, PromptLoop, prefill
+from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods.bases.dense import RowWeights
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
+from kvstitch.service.worker.model.model_facts import full_prefill
+from kvstitch.service.worker.steps import run as finished
 from tests.references.fusion import always_computed, share
 from tests.references.question_scout import Scout, attention_scores, question_scout, scout_rows
 from tests.references.shift import shifted_pass

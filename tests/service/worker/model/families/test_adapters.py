@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from service.errors import ModelRefused
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.families import decoder_for
-from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from tests.service.worker.tiny import (
     D1,
     D2,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.errors import ModelRefused
-from service.worker.forward import selfcheck
-from service.worker.model.decoder import DecoderModel
-from service.worker.model.families import decoder_for
-from service.worker.model.rope import RotaryTable
+from kvstitch.service.errors import ModelRefused
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import random_model, rope_of, tiny_config
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.messages.requests import Method
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.registry import make_eviction, make_fusion
+from kvstitch.service.messages.requests import Method
+from kvstitch.service.worker.methods.fusion.a3 import Method as A3
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.registry import make_eviction, make_fusion
 from tests.references.question_scout import question_scout
 from tests.service.worker.engine.test_engine import greedy
 from tests.service.worker.engines import A3 as ASK_A3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.gateway.documents.parsing.markup import html
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.markup import html
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 
 BOUNDS = Bounds(50, 100_000)
 

@@ -7,8 +7,8 @@ from io import BytesIO
 
 import pytest
 
-from service.gateway.documents.parsing.office import docx
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.office import docx
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from tests.service.gateway.documents.office_files import changed_zip, make_docx
 
 BOUNDS = Bounds(50, 100_000)

@@ -11,8 +11,8 @@ from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
-from service.gateway.documents.parsing.office import formats, pptx
-from service.gateway.documents.parsing.parsed_file import Bounds
+from kvstitch.service.gateway.documents.parsing.office import formats, pptx
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
 from tests.service.gateway.documents.office_files import (
     changed_zip,
     make_docx,

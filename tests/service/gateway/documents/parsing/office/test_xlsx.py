@@ -10,8 +10,8 @@ from openpyxl import Workbook
 from openpyxl.chart import BarChart, Reference
 from openpyxl.comments import Comment
 
-from service.gateway.documents.parsing.office.xlsx import formatted, parse
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.office.xlsx import formatted, parse
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from tests.service.gateway.documents.office_files import changed_zip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from service.gateway.documents.parsing.pdf import document
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from kvstitch.service.gateway.documents.parsing.pdf import document
 from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256, LOCKED
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf
 

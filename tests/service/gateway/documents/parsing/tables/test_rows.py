@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.gateway.documents.parsing.markup import html, text_files
-from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
-from service.gateway.documents.parsing.tables.grid import Cell
-from service.gateway.documents.parsing.tables.rows import add_rows
+from kvstitch.service.gateway.documents.parsing.markup import html, text_files
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
+from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 
 def written(
