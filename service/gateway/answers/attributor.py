@@ -19,6 +19,7 @@ from kvstitch.service.gateway.answers.validation import AnswerPlan
 from kvstitch.service.prompt import Turn
 
 _MARK = re.compile(r"\s?\[(\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
+_FENCED = re.compile(r"^(?: {0,3})(`{3,}|~{3,}).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
 _CLOSING = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*$")
 
 
@@ -34,13 +35,15 @@ def without_marks(text: str) -> str:
 
 def with_marks(text: str, sentences: Sequence[Attribution]) -> tuple[str, list[Attribution]]:
     """Put a mark at the end of every sentence that has citations, before its full stop; return the
-    text, and where the sentences are in it."""
+    text, and where the sentences are in it. Code between fences gets none: it would not run."""
+    code = [span.span() for span in _FENCED.finditer(text)]
     out, done = "", 0
     moved: list[Attribution] = []
     for each in sentences:
         out += text[done : each.start]
         sentence, done = text[each.start : each.end], each.end
-        if each.citations:
+        in_code = any(start < each.end <= end for start, end in code)
+        if each.citations and not in_code:
             closing = _CLOSING.search(sentence)
             end = len(sentence) if closing is None else closing.start()
             mark = f" [{', '.join(map(str, each.citations))}]"

@@ -79,3 +79,16 @@ def test_marks_are_found_removed_and_put_in() -> None:
         "Oslo lies there [1].", 'He said "no [2, 3]."', "Perhaps",
     ]  # fmt: skip
     assert without_marks(marked) == text
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~~"])
+def test_code_between_fences_gets_no_marks(fence: str) -> None:
+    text = f"Run this.\n{fence}sh\nls -l\nmake demo.\n{fence}\nIt serves."
+    attributions = [
+        Attribution(start=span.start, end=span.stop, citations=[1], score=1.0, by="words")
+        for span in sentences(text)
+    ]
+    marked, _ = with_marks(text, attributions)
+    assert marked == text.replace("this.", "this [1].").replace("serves.", "serves [1].")
+    unclosed, _ = with_marks(text[: text.rindex(fence)], attributions[:-1])
+    assert unclosed.count("[1]") == 1
