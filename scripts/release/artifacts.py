@@ -84,6 +84,8 @@ def build(source: Path, out: Path, *, python: Path, epoch: int) -> list[Path]:
         subprocess.run(["rm", "-rf", source / left], check=True)
     without_kernels(source)
     _call("build_wheel", source, out, python, environment)
+    for plugin in sorted(source.glob("plugins/*/pyproject.toml")):
+        _call("build_wheel", plugin.parent, out, python, environment)
     (archive,) = out.glob("*.tar.gz")
     normalise(archive, epoch)
     return sorted([archive, *out.glob("*.whl")])

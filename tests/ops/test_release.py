@@ -153,7 +153,11 @@ def _check(out: Path) -> None:
     subjects = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
     made = {name for name in names if not name.endswith(".provenance.json")} - {provenance.SUMS}
     assert subjects == {name: provenance.sha256(out / name) for name in made}
-    pure, compiled = sorted(out.glob("*.whl"), key=lambda path: "-any" not in path.name)
+    plugins = {path.parent.name for path in REPOSITORY.glob("plugins/*/pyproject.toml")}
+    assert {path.name.split("-")[0] for path in out.glob("kvstitch_*.whl")} == {
+        f"kvstitch_{name}" for name in plugins
+    }
+    pure, compiled = sorted(out.glob("kvstitch-*.whl"), key=lambda path: "-any" not in path.name)
     for wheel, kernels in ((pure, 0), (compiled, 1)):
         with zipfile.ZipFile(wheel) as archive:
             modules = [name for name in archive.namelist() if name.endswith(".so")]

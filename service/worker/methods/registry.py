@@ -57,9 +57,15 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
     return made
 
 
-def chunk_extra() -> ChunkExtra | None:
-    """Return what a method needs beside every chunk; None: none needs anything."""
-    return next((cls.extra for cls in fusion_methods().values() if cls.extra is not None), None)
+def chunk_extra() -> ChunkExtra:
+    """Return what a method needs beside every chunk; InvalidSetting if no method needs anything."""
+    for cls in fusion_methods().values():
+        if cls.extra is not None:
+            return cls.extra
+    raise InvalidSetting(
+        "KVSTITCH_SKETCHES is set, and no method that is installed reads sketches: install "
+        "kvstitch-methods (plugins/methods), or leave the setting out"
+    )
 
 
 def reads_whole_chunks(fusion: str) -> bool:

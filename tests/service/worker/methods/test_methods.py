@@ -14,9 +14,10 @@ from torch import Tensor
 
 import kvstitch.service.worker.methods.eviction
 import kvstitch.service.worker.methods.fusion
-from kvstitch.service.errors import InvalidRequest, UnknownMethod
+from kvstitch.service.errors import InvalidRequest, InvalidSetting, UnknownMethod
 from kvstitch.service.shared.parameters import schema_of
 from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.methods import registry
 from kvstitch.service.worker.methods.bases.eviction import EvictionMethod
 from kvstitch.service.worker.methods.bases.fusion import FusionMethod, Reads
 from kvstitch.service.worker.methods.layer_view import LayerView
@@ -284,3 +285,10 @@ def test_eviction_keeps_budget_and_what_is_protected(
     kept_by(method, *random_prompt(33, seed=5))
     assert kept_by(method, layout, k, q) == kept
     assert isinstance(method.warning(layout), str | None)
+
+
+def test_sketches_that_no_method_reads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = {name: cls for name, cls in fusion_methods().items() if cls.extra is None}
+    monkeypatch.setattr(registry, "fusion_methods", lambda: methods)
+    with pytest.raises(InvalidSetting, match="kvstitch-methods"):
+        registry.chunk_extra()
