@@ -9,7 +9,6 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -37,7 +36,7 @@ def progress(console: Console) -> Progress:
     return Progress(*columns, clock, console=console, transient=True, disable=is_plain(console))
 
 
-def ingest(console: Console, client: Client, pages: Sequence[CorpusDocument]) -> float:
+def ingest(console: Console, client: Client, pages: list[CorpusDocument]) -> float:
     """Precomputes pages, and returns the seconds that it took."""
     say(console, f"precomputing {len(pages)} pages, each twice: to stand first, and behind others")
     began = time.perf_counter()
