@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvstitch.retriever.errors import InvalidDocument, RetrieverError
 from kvstitch.retriever.filters import MATCH_ALL, Filter
-from kvstitch.retriever.scope import EVERYBODY, Scope, groups_of, joined_readers
+from kvstitch.retriever.scope import EVERYBODY, Scope, groups_of, joined_readers, joined_writers
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -44,6 +44,7 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
     readers: str = EVERYBODY
+    writers: str | None = None  # None: those that it has, of a new one those of its sender
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class DocumentInfo:
     num_tokens: int
     pinned: bool = False
     readers: str = EVERYBODY
+    writers: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def validate_document(document: Document) -> None:
             ) from error
     if joined_readers(groups_of(document.readers)) != document.readers:
         raise InvalidDocument("readers must be groups as joined_readers puts them together")
+    if (given := document.writers) is not None and joined_writers(groups_of(given)) != given:
+        raise InvalidDocument("writers must be groups as joined_writers puts them together")
     try:
         metadata = canonical_metadata(document.metadata)
         metadata.encode()

@@ -3,7 +3,8 @@
 RetrieverError
 ├── SplitStopped
 ├── InvalidDocument
-│   └── DocumentHidden
+│   ├── DocumentHidden
+│   └── DocumentKept
 ├── InvalidQuery
 ├── InvalidVectors
 ├── EmbedderError
@@ -38,6 +39,10 @@ class InvalidDocument(RetrieverError):
 
 class DocumentHidden(InvalidDocument):
     """Somebody who may not read the stored document of this name would replace it."""
+
+
+class DocumentKept(InvalidDocument):
+    """Somebody who may read the stored document of this name may not change it so."""
 
 
 class InvalidQuery(RetrieverError):

@@ -122,9 +122,8 @@ class Retriever:
         doc_id, scope = item.doc_id, item.scope
         try:
             if item.error is None and item.vectors is None:
-                if self.catalog.revision(doc_id, scope=scope) == item.revision:
-                    chunks = self.catalog.chunks_of(doc_id, scope=scope)
-                    return IngestResult(doc_id, "unchanged", chunks)
+                if (same := self.catalog.same(item, item.revision, scope=scope)) is not None:
+                    return same
                 list(self.embedding.embed([item]))  # it was removed meanwhile
             if item.error is not None:
                 return IngestResult(doc_id, "failed", error=item.error)

@@ -2,9 +2,11 @@
 
     readers of a document    groups, as one text, sorted: "hr,legal"; "": everybody
     view of who reads        the groups that they belong to; None: of everything
+    writers of a document    likewise; "*": whoever may read it; "": whoever may change everything
+    pen of who writes        the groups for which they write; None: for all
 
-A document is read by those who belong to one of its groups at least. Which people belong to a group
-is for others to know.
+A document is read by those who belong to one of its groups at least, and changed by those who may
+read it and write for one of its writers. Which people belong to a group is for others to know.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ SEPARATOR = ","
 ALL_GROUPS = "*"
 MAX_GROUP_CHARS = 64
 MAX_READERS_BYTES = 2000  # PostgreSQL's index takes no longer ones
+
+
+ALL_WRITERS = ALL_GROUPS  # as writers of a document
 
 
 GROUP_RULE = (
@@ -50,6 +55,12 @@ def joined_readers(groups: Iterable[str]) -> str:
     return readers
 
 
+def joined_writers(groups: Iterable[str]) -> str:
+    """Return groups as they are stored as writers; raises InvalidDocument."""
+    names = set(groups)
+    return ALL_WRITERS if ALL_WRITERS in names else joined_readers(names)
+
+
 def groups_of(readers: str) -> list[str]:
     """Return the groups of what `joined_readers` has made."""
     return readers.split(SEPARATOR) if readers else []
@@ -67,9 +78,11 @@ class View:
             return True
         return not self.groups.isdisjoint(groups_of(readers))
 
-    def may_give(self, readers: str) -> bool:
-        """Return whether documents of these readers may be stored: by members of all groups."""
-        return self.groups is None or self.groups.issuperset(groups_of(readers))
+    def may_give(self, readers: str, had: str = EVERYBODY) -> bool:
+        """Return whether documents of these readers may be stored: by members of all groups, but
+        for those that could read a document before."""
+        given = set(groups_of(readers)) - set(groups_of(had))
+        return self.groups is None or self.groups.issuperset(given)
 
     @property
     def name(self) -> str:
@@ -85,6 +98,46 @@ class View:
 EVERYTHING = View()
 
 
+@dataclass(frozen=True)
+class Pen:
+    """What members of these groups may change, of what they may read; None: all of it. `takes`:
+    they may take readers and writers away."""
+
+    groups: frozenset[str] | None = None
+    takes: bool = True
+
+    def changes(self, writers: str) -> bool:
+        """Return whether documents of these writers may be changed."""
+        if self.groups is None or writers == ALL_WRITERS:
+            return True
+        return not self.groups.isdisjoint(groups_of(writers))
+
+    @property
+    def writers(self) -> str:
+        """Of documents that it stores, where none are named: its groups. Where it has none, no
+        groups are used, and everybody writes."""
+        if self.groups is None:
+            return ""
+        return SEPARATOR.join(sorted(self.groups)) or ALL_WRITERS
+
+    def may_give(self, writers: str, had: str) -> bool:
+        """Return whether a document of the writers `had` may get these."""
+        return writers == ALL_WRITERS or View(self.groups).may_give(writers, had)
+
+    def may_take(self, given: tuple[str, str], had: tuple[str, str]) -> bool:
+        """Return whether (readers, writers) may become others: of those that a document has, none
+        are left out unless the pen takes."""
+        (readers, writers), (old_readers, old_writers) = given, had
+        kept = readers == EVERYBODY or (
+            old_readers != EVERYBODY and {*groups_of(old_readers)} <= {*groups_of(readers)}
+        )
+        kept &= writers == ALL_WRITERS or {*groups_of(old_writers)} <= {*groups_of(writers)}
+        return self.takes or kept
+
+
+ANY_PEN = Pen()
+
+
 MAX_NAME_CHARS = 128
 
 
@@ -92,13 +145,15 @@ MAX_NAME_CHARS = 128
 class Scope:
     """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
-    What a view does not show is as if it did not exist. Scopes that differ by nothing else are the
-    same: indexes are of all. Raises InvalidQuery for names that are not valid.
+    What a view does not show is as if it did not exist, and what a pen does not change stays.
+    Scopes that differ by nothing else are the same: indexes are of all. Raises InvalidQuery for
+    names that are not valid.
     """
 
     tenant: str = ""
     collection: str = "default"
     view: View = field(default=EVERYTHING, compare=False, repr=False)
+    pen: Pen = field(default=ANY_PEN, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for what, name in (("tenant", self.tenant), ("collection", self.collection)):

@@ -15,6 +15,7 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── SignInRefused         401  sign_in_refused         the issuer takes no such sign-in
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
 │   ├── BoundToAdapter        403  adapter_not_allowed     the API key is bound to another adapter
+│   ├── NotAWriter            403  not_a_writer            it may read the document, not change it
 │   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
 ├── UnknownHost               421  unknown_host            the Host header names no host of ours
 ├── NotFound                  404  not_found               unknown document, job or receipt
@@ -131,6 +132,10 @@ class Forbidden(KvstitchError):
 
 class BoundToAdapter(Forbidden):
     code = "adapter_not_allowed"
+
+
+class NotAWriter(Forbidden):
+    code = "not_a_writer"
 
 
 class ForeignOrigin(Forbidden):

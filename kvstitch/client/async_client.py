@@ -214,6 +214,7 @@ class AsyncClient:
         *,
         collection: str | None = None,
         readers: Sequence[str] = (),
+        writers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
@@ -222,13 +223,15 @@ class AsyncClient:
             documents: New ones, or new revisions.
             collection: Where documents go that name none.
             readers: Groups that may read documents that name none; none: all of the tenant.
+            writers: Groups that may change documents that name none, `*`: whoever may read them;
+                none: those that they have, of new ones the sender's.
             idempotency_key: With the same one, the same documents are taken once; None: one that
                 is used for this call and its retries only.
         """
         key = idempotency_key or uuid.uuid4().hex
         body = given({"documents": [dict(one) for one in documents], "collection": collection})
         return await self._send(
-            submission({"json": body, "params": upload_query(None, readers)}, key)
+            submission({"json": body, "params": upload_query(None, readers, writers)}, key)
         )
 
     async def precompute_files(
@@ -238,6 +241,7 @@ class AsyncClient:
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         readers: Sequence[str] = (),
+        writers: Sequence[str] = (),
         source: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -248,6 +252,8 @@ class AsyncClient:
             collection: Where all of them go.
             metadata: Metadata of all of them.
             readers: Groups that may read them; none: all of the tenant.
+            writers: Groups that may change them, `*`: whoever may read them; none: those that
+                they have, of new ones the sender's.
             source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """
@@ -255,7 +261,11 @@ class AsyncClient:
         read = await self._transport.run_blocking(partial(read_files, files))
         parts = [("file", file) for file in read]
         fields = form_fields(collection, metadata)
-        content = {"data": fields, "files": parts, "params": upload_query(None, readers, source)}
+        content = {
+            "data": fields,
+            "files": parts,
+            "params": upload_query(None, readers, writers, source),
+        }
         return await self._send(submission(content, key))
 
     async def precompute_lines(
@@ -264,6 +274,7 @@ class AsyncClient:
         *,
         collection: str | None = None,
         readers: Sequence[str] = (),
+        writers: Sequence[str] = (),
         source: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
@@ -273,13 +284,15 @@ class AsyncClient:
             lines: Without line breaks.
             collection: Where documents go that name none.
             readers: Groups that may read documents that name none; none: all of the tenant.
+            writers: Groups that may change documents that name none, `*`: whoever may read them;
+                none: those that they have, of new ones the sender's.
             source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
         content = {
             "content": b"\n".join(lines),
-            "params": upload_query(collection, readers, source),
+            "params": upload_query(collection, readers, writers, source),
         }
         headers = {"Content-Type": "application/x-ndjson"}
         return await self._send(submission(content, key, headers))
@@ -290,11 +303,14 @@ class AsyncClient:
         *,
         collection: str | None = None,
         readers: Sequence[str] = (),
+        writers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
-        job = await self.precompute(documents, collection=collection, readers=readers)
+        job = await self.precompute(
+            documents, collection=collection, readers=readers, writers=writers
+        )
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     async def ingest_files(
@@ -304,12 +320,13 @@ class AsyncClient:
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         readers: Sequence[str] = (),
+        writers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
         job = await self.precompute_files(
-            files, collection=collection, metadata=metadata, readers=readers
+            files, collection=collection, metadata=metadata, readers=readers, writers=writers
         )
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 

@@ -12,7 +12,7 @@ KvstitchError
     │   ├── PromptTooLong     the prompt exceeds the model's context
     │   └── Unsupported       a known field of OpenAI's that is not supported
     ├── Unauthenticated       no API key or token, or not a valid one
-    ├── Forbidden             the API key lacks a scope
+    ├── Forbidden             the API key lacks a scope, or may not change this document
     ├── NotFound              unknown document, job, receipt or path
     │   └── ModelNotFound     a model name that is not served
     ├── Conflict              forbidden in the current state
@@ -123,7 +123,13 @@ class Unauthenticated(ServiceError):
 
 
 class Forbidden(ServiceError):
-    codes = ("missing_scope", "adapter_not_allowed", "foreign_origin", "unknown_host")
+    codes = (
+        "missing_scope",
+        "adapter_not_allowed",
+        "not_a_writer",
+        "foreign_origin",
+        "unknown_host",
+    )
 
 
 class NotFound(ServiceError):

@@ -60,6 +60,7 @@ class NewDocument(TypedDict, total=False):
     metadata: dict[str, Any]
     collection: str | None
     readers: list[str] | None
+    writers: list[str] | None
 
 
 # A path, or a name and its content, or these and its media type.
@@ -102,10 +103,14 @@ def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> d
 
 
 def upload_query(
-    collection: str | None, readers: Sequence[str], source: str | None = None
+    collection: str | None,
+    readers: Sequence[str],
+    writers: Sequence[str] = (),
+    source: str | None = None,
 ) -> dict[str, str]:
     """Parameters of an upload's address."""
-    fields = {"collection": collection, "readers": ",".join(readers), "source": source}
+    groups = {"readers": ",".join(readers), "writers": ",".join(writers)}
+    fields = {"collection": collection, **groups, "source": source}
     return {name: value for name, value in fields.items() if value}
 
 

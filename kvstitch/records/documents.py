@@ -128,6 +128,12 @@ class Document(Result):
     readers: list[str] = field(
         metadata=described("groups that may read it; none: all of the tenant", absent=[])
     )
+    writers: list[str] = field(
+        metadata=described(
+            "groups that may change it, `*`: whoever may read it; none: keys of all groups",
+            absent=[],
+        )
+    )
     text: str | None = None
     marks: list[DocumentMark] | None = field(
         default=None, metadata=described("of a single document, as is its text")

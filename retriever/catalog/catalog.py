@@ -43,7 +43,7 @@ from kvstitch.retriever.documents import (
     WordHits,
 )
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
-from kvstitch.retriever.errors import DatabaseError, DocumentHidden, InvalidQuery, InvalidVectors
+from kvstitch.retriever.errors import DatabaseError, InvalidQuery, InvalidVectors
 from kvstitch.retriever.index import bm25, postings
 from kvstitch.retriever.index.full_text import FullText, Searched
 from kvstitch.retriever.scope import DEFAULT_SCOPE, EVERYTHING, Scope, View
@@ -102,29 +102,21 @@ class Catalog:
         """Store a document with its chunks and their vectors, `[len(spans), space.dim]`.
 
         The same revision (a hash of its content and of the chunking parameters) again changes
-        nothing, and a new one replaces the old one. Raises DocumentHidden if a document of this
-        name is stored that the scope's view does not show.
+        nothing but its writers, and a new one replaces the old one. Raises DocumentHidden or
+        DocumentKept (storing.replaced).
         """
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self.database.write() as write:
             scope_id = storing.make_scope(write, scope)
-            query = select(*documents.c["document", "revision", "created", "pinned", "readers"])
-            old = write.execute(query.where(_has_name(scope_id, document.doc_id))).one_or_none()
-            if old is not None and not scope.view.shows(old.readers):
-                raise DocumentHidden(
-                    f"the name {document.doc_id!r} is taken by a document that you may not read: "
-                    "choose another doc_id"
-                )
+            old, writers = storing.replaced(write, scope_id, document, scope)
             if old is not None and old.revision == revision:
-                unchanged = queries.chunks_of(write, scope_id, document.doc_id)
-                state = queries.current_state(write)
-                return IngestResult(document.doc_id, "unchanged", unchanged, state=state)
+                return storing.unchanged(write, scope_id, old, writers)
             removed: list[int] = []
-            kept = CarriedOver(time.time())
+            kept = CarriedOver(time.time(), writers=writers)
             if old is not None:
                 removed = storing.remove(write, scope_id, [old.document], self._words)
-                kept = CarriedOver(old.created, bool(old.pinned))
+                kept = CarriedOver(old.created, bool(old.pinned), writers)
             storing.insert(
                 write,
                 scope_id,
@@ -141,14 +133,26 @@ class Catalog:
             status: Literal["created", "updated"] = "created" if old is None else "updated"
             return IngestResult(document.doc_id, status, stored, removed, state=state)
 
+    def same(
+        self, document: Document, revision: str, *, scope: Scope = DEFAULT_SCOPE
+    ) -> IngestResult | None:
+        """Return what `upsert` does of a document that is stored in this revision; None: it is
+        not. Raises as `upsert`."""
+        with self.database.write() as write:
+            scope_id = queries.find_scope(write, scope)
+            old, writers = storing.replaced(write, scope_id, document, scope)
+            if old is None or old.revision != revision:
+                return None
+            return storing.unchanged(write, scope_id, old, writers)
+
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
     ) -> tuple[list[int], CatalogState]:
-        """Remove documents in one transaction; ids that are unknown, or hidden, are ignored.
+        """Remove documents in one transaction; ids that are unknown, hidden or kept are ignored.
         Returns the ids of the removed chunks, and the state after it."""
         with self.database.write() as write:
             scope_id = queries.find_scope(write, scope)
-            known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
+            known = queries.document_numbers(write, scope, doc_ids)
             if scope_id is None or not known:
                 return [], queries.current_state(write)
             removed = storing.remove(write, scope_id, list(known.values()), self._words)
@@ -175,10 +179,9 @@ class Catalog:
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
-        """Pin or unpin documents; return those of the ids that exist."""
+        """Pin or unpin documents; return those of the ids that exist and may be changed."""
         with self.database.write() as write:
-            scope_id = queries.find_scope(write, scope)
-            known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
+            known = queries.document_numbers(write, scope, doc_ids)
             change = documents.update().where(among(documents.c.document, known.values()))
             write.execute(change.values(pinned=int(pinned)))
             return sorted(known)
@@ -191,7 +194,7 @@ class Catalog:
             values["folded_id"] = name.casefold()
         with self.database.write() as write:
             scope_id = queries.find_scope(write, scope)
-            known = queries.document_numbers(write, scope_id, [doc_id], scope.view)
+            known = queries.document_numbers(write, scope, [doc_id])
             taken = write.execute(select(documents.c.document).where(_has_name(scope_id, name)))
             if not known or taken.first() is not None:
                 return False
@@ -261,6 +264,12 @@ class Catalog:
             query = select(*documents.c["doc_id", "readers"])
             found = read.execute(query.where(of_scope, among(documents.c.doc_id, doc_ids)))
             return {row.doc_id: row.readers for row in found}
+
+    def kept(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[str]:
+        """Return those of these documents that the scope's view shows and its pen may not change,
+        sorted."""
+        with self.database.read() as read:
+            return sorted(queries.document_numbers(read, scope, doc_ids, changed=False))
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
         """Return chunks of any scope in the order of the ids, without those that do not exist,

@@ -33,7 +33,7 @@ from kvstitch.retriever.catalog.tables import (
 from kvstitch.retriever.documents import CatalogState, Chunk, DocumentInfo, IndexChange, Mark
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.index.full_text import ChunkWords
-from kvstitch.retriever.scope import Scope, View
+from kvstitch.retriever.scope import Scope
 from kvstitch.retriever.sql.expressions import Prepared, among
 
 
@@ -83,7 +83,7 @@ _own_tokens = select(func.coalesce(func.sum(chunks.c.tokens), 0)).where(
 INFO = select(
     documents.c.doc_id, documents.c.revision, documents.c.created, documents.c.updated,
     documents.c.num_chars, documents.c.title, documents.c.metadata, documents.c.pinned,
-    documents.c.readers,
+    documents.c.readers, documents.c.writers,
     _own_chunks.scalar_subquery().label("num_chunks"),
     _own_tokens.scalar_subquery().label("num_tokens"),
 )  # fmt: skip
@@ -131,12 +131,18 @@ def find_scope_in_state(connection: Connection, scope: Scope) -> tuple[int, Cata
 
 
 def document_numbers(
-    write: Connection, scope_id: int | None, doc_ids: Collection[str], view: View
+    read: Connection, scope: Scope, doc_ids: Collection[str], *, changed: bool = True
 ) -> dict[str, int]:
-    """Return the numbers of those documents of a scope that a view shows, by their ids."""
+    """Return the numbers of those documents of a scope that its view shows and its pen changes, or
+    does not change, by their ids."""
+    scope_id = find_scope(read, scope)
     named = documents.c.scope_id == scope_id, among(documents.c.doc_id, doc_ids)
-    query = select(*documents.c["doc_id", "document", "readers"]).where(*named)
-    return {row.doc_id: row.document for row in write.execute(query) if view.shows(row.readers)}
+    query = select(*documents.c["doc_id", "document", "readers", "writers"]).where(*named)
+    return {
+        row.doc_id: row.document
+        for row in read.execute(query)
+        if scope.view.shows(row.readers) and scope.pen.changes(row.writers) == changed
+    }
 
 
 def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int, Chunk]:

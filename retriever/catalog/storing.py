@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
-from kvstitch.retriever.catalog.queries import current_state, find_scope, words_of
+from kvstitch.retriever.catalog.queries import chunks_of, current_state, find_scope, words_of
 from kvstitch.retriever.catalog.tables import (
     changes,
     chunks,
@@ -26,10 +26,16 @@ from kvstitch.retriever.catalog.tables import (
     vectors,
 )
 from kvstitch.retriever.chunking import ChunkSpan
-from kvstitch.retriever.documents import CatalogState, Document, canonical_metadata
+from kvstitch.retriever.documents import (
+    CatalogState,
+    Document,
+    IngestResult,
+    canonical_metadata,
+)
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
+from kvstitch.retriever.errors import DocumentHidden, DocumentKept
 from kvstitch.retriever.index.full_text import ChunkWords, FullText
-from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.scope import EVERYBODY, Scope
 from kvstitch.retriever.sql.expressions import among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
@@ -42,6 +48,7 @@ class CarriedOver:
 
     created: float
     pinned: bool = False
+    writers: str = ""
 
 
 def insert(
@@ -70,6 +77,7 @@ def insert(
         "metadata": canonical_metadata(document.metadata),
         "text": document.text,
         "readers": document.readers,
+        "writers": kept.writers,
     }
     if write.dialect.name == "postgresql":
         # Folded here: what PostgreSQL folds depends on its locale.
@@ -109,6 +117,53 @@ def insert(
         for chunk_id, piece in zip(chunk_ids, pieces, strict=True)
     ]
     words.add(write, scope_id, indexed)
+
+
+def replaced(
+    write: Connection, scope_id: int | None, document: Document, scope: Scope
+) -> tuple[Row[Any] | None, str]:
+    """Return the row that a document replaces, and the writers that it gets.
+
+    Raises DocumentHidden if the scope's view does not show what is there, DocumentKept if its pen
+    may not change that, or not so.
+    """
+    name, view, pen = document.doc_id, scope.view, scope.pen
+    columns = "document", "revision", "created", "pinned", "readers", "writers"
+    named = documents.c.scope_id == scope_id, documents.c.doc_id == name
+    had = write.execute(select(*documents.c[columns]).where(*named)).one_or_none()
+    if had is not None and not view.shows(had.readers):
+        raise DocumentHidden(
+            f"the name {name!r} is taken by a document that you may not read: choose another doc_id"
+        )
+    if had is not None and not pen.changes(had.writers):
+        raise DocumentKept(
+            f"you may read the document {name!r} and not change it: ask one of its writers, or "
+            "choose another doc_id"
+        )
+    there = had.writers if had is not None else pen.writers
+    writers = there if document.writers is None else document.writers
+    if not view.may_give(document.readers, had.readers if had is not None else EVERYBODY):
+        raise DocumentKept(f"readers of {name!r}: you may name your own groups, and who reads it")
+    if not pen.may_give(writers, there):
+        raise DocumentKept(f"writers of {name!r}: you may name your own groups, and who writes it")
+    if had is not None and not pen.may_take(
+        (document.readers, writers), (had.readers, had.writers)
+    ):
+        raise DocumentKept(
+            f"{name!r} would lose readers or writers, which needs the scope 'share': name those "
+            "that it has"
+        )
+    return had, writers
+
+
+def unchanged(write: Connection, scope_id: int | None, old: Row[Any], writers: str) -> IngestResult:
+    """Give a document that stays as it is other writers, if they are others."""
+    named = documents.c.document == old.document
+    if writers != old.writers:
+        write.execute(documents.update().where(named).values(writers=writers))
+    doc_id = write.scalars(select(documents.c.doc_id).where(named)).one()
+    stored = chunks_of(write, scope_id, doc_id)
+    return IngestResult(doc_id, "unchanged", stored, state=current_state(write))
 
 
 def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: FullText) -> list[int]:

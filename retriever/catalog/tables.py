@@ -3,7 +3,8 @@
 `state` has one row. With each change the generation rises by one and the token is new, so that a
 restored backup that reaches the same generation again is still recognised as different. A row of
 `documents` is the current revision of one document; `readers` is its reading group
-(reading_groups.py). A scope's row exists as long as the scope has documents.
+(reading_groups.py), `writers` who may change it. A scope's row exists as long as the scope has
+documents.
 
 Where they differ: SQLite has the words of chunks in tables of FTS5, one per scope (bm25.py), and
 `scopes.stale` marks those that hold removed words or have grown, `analyser` and `old_words` say
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from kvstitch.retriever.scope import ALL_WRITERS
 from kvstitch.retriever.sql.database import Database
 from kvstitch.retriever.sql.expressions import Jsonb, Name, Number, required
 from kvstitch.retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema, add_column
@@ -91,6 +93,11 @@ def from_0_2_0(connection: sa.Connection) -> None:
     connection.exec_driver_sql("UPDATE scopes SET old_words = 'sparse_' || scope_id")
 
 
+def without_writers(connection: sa.Connection) -> None:
+    """What was stored before may be changed by all who may read it, until it gets writers."""
+    add_column(connection, "documents", "writers", sa.Text, ALL_WRITERS)
+
+
 NAMESPACE = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
 
@@ -141,6 +148,7 @@ documents = sa.Table(
               nullable=False, info=POSTGRESQL_ONLY),
     *required(sa.Text, "folded_id", "folded_title", default="", info=POSTGRESQL_ONLY),
     *required(Name, "readers", default=""),
+    *required(sa.Text, "writers", default=ALL_WRITERS),  # as in rows of earlier releases
     sa.UniqueConstraint("scope_id", "doc_id"),
     sa.Index("documents_by_space", "space_id"),
     sa.Index("documents_by_readers", "scope_id", "readers"),
@@ -259,7 +267,7 @@ _OLDEST = {
     ),
     "vectors": frozenset({"chunk_id", "space_id", "vector"}),
 }  # fmt: skip
-_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0}
+_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0, "catalog_5": without_writers}
 SCHEMA = Schema("catalog", metadata, "catalog_0", _UPGRADES, _OLDEST)
 
 

@@ -18,7 +18,7 @@ from kvstitch.service.gateway.auth.quotas import Limits
 from kvstitch.service.gateway.schemas.fields import composed
 from kvstitch.service.plugins import hooks
 from kvstitch.service.settings import default_data_dir, load
-from kvstitch.service.settings.fields import SCOPES
+from kvstitch.service.settings.fields import SCOPES, SHARE
 
 if TYPE_CHECKING:
     from kvstitch.service.gateway.auth.keys import KeyStore, StoredKey
@@ -36,7 +36,8 @@ def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
     add("--name", default="", help="a word for people")
     add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
-    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all, but "
+        f"{SHARE} only where it reads all groups)")  # fmt: skip
     reads = create_command.add_mutually_exclusive_group()
     reads.add_argument("--group", action="append", metavar="NAME", dest="groups",
                        help="a group that it belongs to; may be repeated: it reads documents of "
@@ -45,6 +46,8 @@ def add_key_arguments(parser: argparse.ArgumentParser) -> None:
                        help="it reads documents without readers only")  # fmt: skip
     reads.add_argument("--all-groups", action="store_const", const=None, dest="groups",
                        help="it reads all documents of its tenant (the default)")  # fmt: skip
+    add("--writes", action="append", metavar="NAME", help="a group that it changes documents for; "
+        "may be repeated (default: those it belongs to)")  # fmt: skip
     add("--expires-days", type=float, help="default: never")
     add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
     add("--max-bytes", type=int, help="bytes of text, likewise")
@@ -67,13 +70,15 @@ def create(args: argparse.Namespace) -> int:
         args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
     )
     days = args.expires_days
+    usual = set() if args.groups is None else {SHARE}  # what a key has only if it is named
     with _store(args) as store:
         text, key = store.create(
             tenant=args.tenant,
             name=args.name,
             adapter=args.adapter,
             view=View(None if args.groups is None else frozenset(map(composed, args.groups))),
-            scopes=frozenset(args.scope or SCOPES),
+            writes=None if args.writes is None else frozenset(map(composed, args.writes)),
+            scopes=frozenset(args.scope or SCOPES) - (usual if args.scope is None else set()),
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
         )
@@ -88,8 +93,8 @@ def create(args: argparse.Namespace) -> int:
     print(text)
     print(
         f"key {key.key_id} of {_tenant(key)}: {', '.join(sorted(key.scopes))}; it reads "
-        f"documents of {_groups(key)}; it is not shown "
-        "again. Clients of the command line read it from KVSTITCH_API_KEY.",
+        f"documents of {_groups(key.view)}, and writes for {_groups(View(key.pen.groups))}; it is "
+        "not shown again. Clients of the command line read it from KVSTITCH_API_KEY.",
         file=sys.stderr,
     )
     return 0
@@ -113,7 +118,8 @@ def show(args: argparse.Namespace) -> int:
             key.name,
             _tenant(key),
             ", ".join(sorted(key.scopes)),
-            _groups(key),
+            _groups(key.view)
+            + ("" if key.writes is None else f"; writes for {_groups(View(key.writes))}"),
             _state(key),
             _day(key.created),
             "never" if key.expires is None else _day(key.expires),
@@ -150,7 +156,7 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
 
 
 def _record(args: argparse.Namespace, action: str, key: StoredKey) -> None:
-    recorded = ("key_id", "name", "scopes", "groups", "expires", "limits", "adapter")
+    recorded = ("key_id", "name", "scopes", "groups", "writes", "expires", "limits", "adapter")
     details = {name: value for name, value in _fields(key).items() if name in recorded}
     settings = load(data_dir=args.data_dir)
     hooks().operator_acted(settings=settings, action=action, tenant=key.tenant, details=details)
@@ -159,12 +165,14 @@ def _record(args: argparse.Namespace, action: str, key: StoredKey) -> None:
 def _fields(key: StoredKey) -> dict[str, Any]:
     fields = {**asdict(key), "scopes": sorted(key.scopes), "state": _state(key)}
     del fields["view"]
-    groups = key.view.groups
-    return {**fields, "groups": [ALL_GROUPS] if groups is None else sorted(groups)}
+    groups = {"groups": key.view.groups, "writes": key.pen.groups}
+    return fields | {
+        name: [ALL_GROUPS] if some is None else sorted(some) for name, some in groups.items()
+    }
 
 
-def _groups(key: StoredKey) -> str:
-    groups = key.view.groups
+def _groups(view: View) -> str:
+    groups = view.groups
     return "all groups" if groups is None else ", ".join(sorted(groups)) or "no group"
 
 

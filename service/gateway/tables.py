@@ -13,8 +13,10 @@ Only a file has names of other files: large content is in the folder of spooled 
 other gateway could read it. Whatever makes a row forget its file, also the end of its job, leaves
 the name in `freed_files` until the file is removed.
 
-Who may read what (retriever/scope.py): `keys.groups` and `jobs.view` are names of views, of a
-key and of who sent a job; `readers` of jobs and receipts are those of their documents, as JSON.
+Who may read and change what (retriever/scope.py): `keys.groups` and `jobs.view` are names of views,
+of a key and of who sent a job; `writes` are groups of their pens, NULL: those of the view, and
+`jobs.takes` says whether that one takes; `readers` of jobs and receipts are those of their
+documents, as JSON.
 """
 
 from __future__ import annotations
@@ -74,6 +76,14 @@ def jobs_without_sources(connection: sa.Connection) -> None:
     connection.exec_driver_sql("CREATE INDEX sizes_by_source ON sizes (source)")
 
 
+def jobs_without_pens(connection: sa.Connection) -> None:
+    """Who sent earlier jobs could change what they could read."""
+    connection.exec_driver_sql("ALTER TABLE jobs ADD COLUMN writes TEXT")
+    add_column(connection, "jobs", "takes", sa.Integer, "1")
+    add_column(connection, "jobs", "sender", sa.Text, "")
+    connection.exec_driver_sql("CREATE INDEX jobs_by_sender ON jobs (tenant, sender)")
+
+
 def keys_from_0_1_0(connection: sa.Connection) -> None:
     """No key of release 0.1.0 is bound to an adapter."""
     add_column(connection, "keys", "adapter", sa.Text, "")
@@ -82,6 +92,14 @@ def keys_from_0_1_0(connection: sa.Connection) -> None:
 def keys_from_0_2_0(connection: sa.Connection) -> None:
     """New are groups. Earlier keys read everything of their tenant still."""
     add_column(connection, "keys", "groups", sa.Text, "*")
+
+
+def keys_without_pens(connection: sa.Connection) -> None:
+    """Earlier keys write for the groups that they read of; those of all groups still take readers
+    away."""
+    connection.exec_driver_sql("ALTER TABLE keys ADD COLUMN writes TEXT")
+    all_groups = keys.c.groups == "*", keys.c.scopes.contains("ingest")
+    connection.execute(keys.update().where(*all_groups).values(scopes=keys.c.scopes + " share"))
 
 
 NAMESPACE = "kvstitch_service"
@@ -102,9 +120,13 @@ jobs = sa.Table(
     *required(sa.Double, "created", "updated"),
     *required(sa.Text, "view", default="*"),
     *required(sa.Text, "readers", default="[]"),
+    sa.Column("writes", sa.Text),
+    *required(sa.Integer, "takes", default="1"),
+    *required(sa.Text, "sender", default=""),
     *_owner(),
     sa.UniqueConstraint("tenant", "idempotency_key"),
     sa.Index("jobs_by_state", "state"),
+    sa.Index("jobs_by_sender", "tenant", "sender"),
 )  # fmt: skip
 _OPEN = sa.text("state IN ('pending', 'indexed')")
 documents = sa.Table(
@@ -210,6 +232,7 @@ keys = sa.Table(
       for limit in ("documents", "bytes", "requests_per_minute", "tokens_per_minute")),
     *required(sa.Text, "adapter", default=""),
     *required(sa.Text, "groups", default="*"),
+    sa.Column("writes", sa.Text),
 )  # fmt: skip
 
 # Wrapped by the master key (encryption/tenant_keys.py).
@@ -248,8 +271,8 @@ _OLDEST_KEYS = {
     )
 }  # fmt: skip
 _JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0,
-         "jobs_6": jobs_without_sources}  # fmt: skip
-_KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0}
+         "jobs_6": jobs_without_sources, "jobs_7": jobs_without_pens}  # fmt: skip
+_KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0, "keys_4": keys_without_pens}
 JOBS = Schema("jobs", metadata, "jobs_0", _JOBS, _OLDEST)
 KEYS = Schema("keys", _keys, "keys_0", _KEYS, _OLDEST_KEYS)
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1")

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel
 from pydantic.config import JsonDict
 
-SCOPES: Final = ("generate", "ingest", "admin", "metrics", "audit")
+SCOPES: Final = ("generate", "ingest", "admin", "share", "metrics", "audit")
+SHARE: Final = "share"  # to take readers and writers away
 """What an API key or a token may do (docs/api-admin.md#keys)."""
 
 

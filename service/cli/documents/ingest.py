@@ -59,6 +59,8 @@ def add_document_options(parser: argparse.ArgumentParser) -> None:
         "object; may be repeated")  # fmt: skip
     add("--readers", metavar="GROUP,GROUP", default="", help="groups that may read them (default: "
         "all of the tenant)")  # fmt: skip
+    add("--writers", metavar="GROUP,GROUP", default="", help="groups that may change them; *: all "
+        "that may read them (default: who may now, of new ones the key's groups)")  # fmt: skip
     add("--source", metavar="NAME", help="what the folder is called, for --prune (default: made of "
         "machine, user and path)")  # fmt: skip
     add("--batch", type=positive, default=200, help="documents per call (default: 200)")

@@ -37,11 +37,12 @@ from kvstitch.service.cli.documents.sources import (
 )
 from kvstitch.service.cli.options import message_of, patiently
 from kvstitch.service.cli.output import emit, job_left, plain, progress_bars
+from kvstitch.service.settings.fields import parts
 
 BATCH_BYTES = 32 * 1024 * 1024
 _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
 # Fields that concern the whole batch.
-_BATCH_FIELDS = ("collection", "metadata", "readers", "Idempotency-Key")
+_BATCH_FIELDS = ("collection", "metadata", "readers", "writers", "Idempotency-Key")
 POLL_S = 0.25
 TOLD_S = 60.0  # between two lines of how far it is, where there is no bar
 _WITHOUT_NUMBERS = re.compile(r"[\d.]+")  # that change while the reason is the same
@@ -57,7 +58,7 @@ class Ingest:
 
     def __init__(self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int) -> None:
         self._given, self._metadata = args, metadata
-        self._readers = [name.strip() for name in args.readers.split(",") if name.strip()]
+        self._readers, self._writers = parts(args.readers), parts(args.writers)
         self._began = time.time()
         self.account = Account()
         self.changes: dict[str, int] = {}  # documents renamed, pruned or gone
@@ -126,7 +127,7 @@ class Ingest:
         try:
             job = submit(
                 client, batch, collection=self._given.collection,
-                metadata=self._metadata, readers=self._readers,
+                metadata=self._metadata, readers=self._readers, writers=self._writers,
                 source=source_name(self._given, batch[0].root), on_wait=self._say_why,
             )  # fmt: skip
         except errors.KvstitchError as error:
@@ -267,6 +268,7 @@ def submit(
     collection: str | None,
     metadata: dict[str, Any],
     readers: Sequence[str] = (),
+    writers: Sequence[str] = (),
     source: str | None = None,
     on_wait: Callable[[str], None] = lambda why: None,
 ) -> Job:
@@ -279,6 +281,7 @@ def submit(
                 lines,
                 collection=collection,
                 readers=readers,
+                writers=writers,
                 source=source,
                 idempotency_key=key,
             )
@@ -287,11 +290,13 @@ def submit(
             collection=collection,
             metadata=metadata or None,
             readers=readers,
+            writers=writers,
             source=source,
             idempotency_key=key,
         )
 
     of_all = [collection, metadata, *([sorted(readers)] if readers else []), source]
+    of_all += [sorted(writers)] if writers else []
     digest = hashlib.sha256(json.dumps(of_all, sort_keys=True).encode())
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])

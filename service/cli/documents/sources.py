@@ -29,7 +29,7 @@ HIDDEN = "in a hidden folder"
 COMPANION = "left beside a file by another program"
 # Of macOS, Office, LibreOffice, Emacs: attributes and locks of the file that they are called after.
 _COMPANIONS = ("._", "~$", ".~lock.", ".#")
-_ROW_FIELDS = ("title", "metadata", "collection", "readers")
+_ROW_FIELDS = ("title", "metadata", "collection", "readers", "writers")
 # Characters that change when they are in a file's name in a form.
 _UNSENDABLE = '"\\'
 

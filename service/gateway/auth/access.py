@@ -118,7 +118,7 @@ class Access:
         spend = partial(self._quotas.spend, sender.tenant, sender.key_id, sender.limits)
         return Principal(
             sender.tenant, sender.key_id, sender.scopes, sender.limits, sender.adapter, sender.view,
-            spend,
+            sender.writes, spend,
         )  # fmt: skip
 
 

@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, select
 
-from kvstitch.retriever.scope import EVERYTHING, GROUP_RULE, View, is_group
+from kvstitch.retriever.scope import EVERYTHING, GROUP_RULE, SEPARATOR, Pen, View, is_group
 from kvstitch.retriever.sql.expressions import Prepared
 from kvstitch.service.errors import DatabaseUnavailable, InvalidRequest, NotFound
 from kvstitch.service.gateway.auth.quotas import Limits
 from kvstitch.service.gateway.service_database import ServiceDatabase
 from kvstitch.service.gateway.tables import KEYS, keys
-from kvstitch.service.settings.fields import SCOPES
+from kvstitch.service.settings.fields import SCOPES, SHARE
 
 MAX_NAME_CHARS = 64
 REFRESH_S = 1.0
@@ -60,6 +60,13 @@ class Sender:
     limits: Limits = field(default_factory=Limits)
     adapter: str = ""  # the LoRA adapter that the key is bound to; "": none
     view: View = EVERYTHING  # what they may read of the tenant's documents
+    writes: frozenset[str] | None = None  # the groups that they write for; None: those of the view
+
+    @property
+    def pen(self) -> Pen:
+        """What they may change of the tenant's documents."""
+        groups = self.view.groups if self.writes is None else self.writes
+        return Pen(groups, SHARE in self.scopes)
 
     @property
     def subject(self) -> str:
@@ -99,6 +106,7 @@ class KeyStore:
         name: str = "",
         adapter: str = "",
         view: View = EVERYTHING,
+        writes: frozenset[str] | None = None,
         scopes: frozenset[str] = frozenset(SCOPES),
         limits: Limits | None = None,
         expires: float | None = None,
@@ -107,6 +115,7 @@ class KeyStore:
 
         Args:
             adapter: The LoRA adapter that answers its requests; "": any that they name.
+            writes: The groups that it writes for; None: those whose documents it reads.
             limits: Its quotas; None: no limits.
             expires: Unix seconds; None: never.
 
@@ -125,8 +134,11 @@ class KeyStore:
                 raise InvalidRequest(
                     f"{what} may have up to {MAX_NAME_CHARS} printable characters", field=what
                 )
-        if wrong := sorted(group for group in view.groups or () if not is_group(group)):
+        groups = {*(view.groups or ()), *(writes or ())}
+        if wrong := sorted(group for group in groups if not is_group(group)):
             raise InvalidRequest(f"{wrong[0]!r} cannot be a group: {GROUP_RULE}", field="groups")
+        if writes is not None and not view.may_give(SEPARATOR.join(writes)):
+            raise InvalidRequest("a key writes for groups that it belongs to", field="writes")
         key, key_id, digest = new_key()
         row = {
             "key_id": key_id,
@@ -138,6 +150,7 @@ class KeyStore:
             "expires": expires,
             "adapter": adapter,
             "groups": view.name,
+            "writes": None if writes is None else View(writes).name,
             **asdict(limits),
         }
         with self._database.write() as write:
@@ -238,4 +251,6 @@ def _as_stored_key(row: tuple[Any, ...]) -> StoredKey:
     del fields["secret_sha256"]
     limits = Limits(**{each.name: fields.pop(each.name) for each in dataclass_fields(Limits)})
     scopes, view = frozenset(fields.pop("scopes").split()), View.named(fields.pop("groups"))
-    return StoredKey(**fields, scopes=scopes, limits=limits, view=view)
+    named = fields.pop("writes")
+    writes = None if named is None else View.named(named).groups
+    return StoredKey(**fields, scopes=scopes, limits=limits, view=view, writes=writes)

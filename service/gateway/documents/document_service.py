@@ -1,7 +1,8 @@
 """Stored documents: list, read, pin and delete them.
 
 A tenant sees its own documents, and cannot tell whether another tenant has a document of some id.
-Nor can a key of a document that it may not read: a scope shows what its sender may read.
+Nor can a key of a document that it may not read: a scope shows what its sender may read. Of what it
+may read it changes what it may write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import groupby
 
 from kvstitch.records.documents import DocumentWarning, Receipt, SourceDocument
 from kvstitch.retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
-from kvstitch.service.errors import Conflict, KvstitchError, NotFound
+from kvstitch.service.errors import Conflict, KvstitchError, NotAWriter, NotFound
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
 from kvstitch.service.gateway.documents.deletion.purge_queue import PurgeQueue
@@ -70,6 +71,7 @@ class DocumentService:
         set_pinned = self._retriever.catalog.set_pinned
         doc_id = await self._name(scope, doc_id)
         if not await self._retriever.change(set_pinned, [doc_id], pinned, scope=scope):
+            await self._check_pen(scope, [doc_id])
             raise no_document(doc_id)
         self._ingestion.check_pins()
         return await self.get(scope, doc_id)
@@ -81,7 +83,7 @@ class DocumentService:
         return await self._retriever.run(catalog.collections, principal.tenant, principal.view)
 
     async def of_source(self, principal: Principal, source: str) -> list[SourceDocument]:
-        """Return the documents that came from a source, of those that the sender may read."""
+        """Return the documents that came from a source, of those that the sender may change."""
         self._retriever.require()
         rows = await asyncio.to_thread(self._jobs.of_source, principal.tenant, source)
         found = []
@@ -90,10 +92,11 @@ class DocumentService:
             scope = document_scope(principal, collection)
             names = self._retriever.catalog.readers_of
             readers = await self._retriever.run(names, list(sent), scope=scope)
+            kept = await self._retriever.run(self._retriever.catalog.kept, list(sent), scope=scope)
             found += [
                 SourceDocument(collection=collection, doc_id=name, sha256=sent[name])
                 for name in sent
-                if name in readers and scope.view.shows(readers[name])
+                if name in readers and scope.view.shows(readers[name]) and name not in kept
             ]
         return found
 
@@ -103,6 +106,7 @@ class DocumentService:
         doc_id = await self._name(scope, doc_id)
         async with self._purges.catalog_lock:
             await self.get(scope, doc_id)
+            await self._check_pen(scope, [doc_id])
             rename = self._retriever.catalog.rename
             if not await self._retriever.change(rename, doc_id, name, scope=scope):
                 raise Conflict(f"new_id: there is a document {name!r}: delete it, or replace it")
@@ -114,6 +118,7 @@ class DocumentService:
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
         async with self._purges.catalog_lock:
+            await self._check_pen(scope, [doc_id])
             waiting = await asyncio.to_thread(self._jobs.cancel_documents, scope, [doc_id])
             revision = self._retriever.catalog.revision
             if not waiting and await self._retriever.run(revision, doc_id, scope=scope) is None:
@@ -125,11 +130,13 @@ class DocumentService:
         self, scope: Scope, doc_ids: Sequence[str] | None, where: DocFilter | None
     ) -> Receipt:
         """Remove these documents, or those that pass `where`, or the whole collection, as `delete`
-        does. Ids that are not there are ignored."""
+        does. Ids that are not there are ignored, and so is what is not named and is not the
+        sender's to change."""
         self._retriever.require()
         if doc_ids is not None:
             doc_ids = sorted({name for doc_id in doc_ids for name in (doc_id, composed(doc_id))})
         async with self._purges.catalog_lock:
+            await self._check_pen(scope, doc_ids or [])
             if where is None:
                 waiting = await asyncio.to_thread(self._jobs.cancel_documents, scope, doc_ids)
                 named = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
@@ -138,6 +145,16 @@ class DocumentService:
                 waiting, found = {}, set(await self._matching(scope, where))
             receipt_id = await self._remove(scope, sorted(found), waiting)
         return await self._complete(scope, receipt_id)
+
+    async def _check_pen(self, scope: Scope, doc_ids: Sequence[str]) -> None:
+        """Raise NotAWriter if the sender may read one of these documents and not change it."""
+        catalog = self._retriever.catalog
+        if kept := await self._retriever.run(catalog.kept, doc_ids, scope=scope):
+            raise NotAWriter(
+                f"doc_id: you may read the document {kept[0]!r} and not change it: ask one of its "
+                "writers",
+                field="doc_id",
+            )
 
     async def _name(self, scope: Scope, doc_id: str) -> str:
         """Return the name under which a document is stored: as it is sent, as an earlier release
@@ -159,13 +176,14 @@ class DocumentService:
         return found[0]
 
     async def _matching(self, scope: Scope, where: DocFilter | None) -> list[str]:
+        """Return the documents that pass `where` and may be changed."""
         out: list[str] = []
         cursor: str | None = None
         while True:
             page = await self._retriever.run(
                 self._retriever.catalog.page, PAGE_DOCUMENTS, cursor, where, scope=scope
             )
-            out += [document.doc_id for document in page.documents]
+            out += [each.doc_id for each in page.documents if scope.pen.changes(each.writers)]
             if (cursor := page.next_cursor) is None:
                 return out
 

@@ -2,7 +2,7 @@
 
 A tenant sees its own jobs, and cannot tell whether another tenant has a job of some id. A key sees
 those whose documents it may read, all of them; of a document that others have taken from it since,
-the job says nothing any more.
+the job says nothing any more. It cancels those whose sender writes for one of its groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from kvstitch.records.documents import (
     JobStep,
     WarnedDocument,
 )
-from kvstitch.service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
+from kvstitch.retriever.scope import EVERYBODY, View
+from kvstitch.service.errors import (
+    Conflict,
+    DiskFull,
+    Forbidden,
+    InvalidRequest,
+    NotAWriter,
+    NotFound,
+)
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.auth.quotas import Quotas
 from kvstitch.service.gateway.data_folder import DiskGuard
@@ -72,16 +80,17 @@ class JobService:
         key with the same documents gets the same job.
 
         Raises Conflict if a request with the same key is in flight, InvalidRequest if it was used
-        for other documents, DiskFull, QuotaExceeded, Forbidden if a document would have readers
-        that the sender is none of, and what reading the documents raises.
+        for other documents, DiskFull, QuotaExceeded, Forbidden if a document would have readers or
+        writers that the sender is none of, and what reading the documents raises.
         """
         tenant = principal.tenant
         with self._exclusive_use(tenant, idempotency_key):
             await self._drop()
-            job_id = await asyncio.to_thread(self._jobs.begin, tenant, principal.view)
+            who = principal.view, principal.pen, principal.key_id
+            job_id = await asyncio.to_thread(self._jobs.begin, tenant, *who)
             readers: set[str] = set()
             try:
-                digest = await self._spool(job_id, _allowed(documents, principal, readers))
+                digest = await self._spool(job_id, self._allowed(documents, principal, readers))
                 known = await self._known(tenant, idempotency_key)
                 if known is None:
                     try:
@@ -130,10 +139,13 @@ class JobService:
         return JobList(jobs=jobs, next_cursor=next_cursor)
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
-        """Cancel the documents of a job that are not done; raises NotFound, or Conflict if it has
-        ended."""
+        """Cancel the documents of a job that are not done; raises NotFound, NotAWriter, or Conflict
+        if it has ended."""
         async with self._purges.catalog_lock:  # not while a batch is being indexed
-            job = await self._get(principal, job_id)
+            stored = await self._stored(principal, job_id)
+            job = stored.job
+            if not principal.pen.changes(stored.writers):
+                raise NotAWriter("the job was sent by others: they may cancel it", field="job_id")
             if job.ended and job.state != "cancelled":
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
@@ -157,12 +169,18 @@ class JobService:
         max_errors: int = MAX_ERRORS,
         stopped_by: str | None = None,
     ) -> Job:
+        stored = await self._stored(principal, job_id, max_errors)
+        return await self._job_for(stored, principal, stopped_by)
+
+    async def _stored(
+        self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS
+    ) -> StoredJob:
         job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
         if job is None or not all(map(principal.view.shows, job.readers)):
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
-        return await self._job_for(job, principal, stopped_by)
+        return job
 
     async def _job_for(
         self, stored: StoredJob, principal: Principal, stopped_by: str | None = None
@@ -233,6 +251,36 @@ class JobService:
             hidden |= {(collection, n) for n in readers if not scope.view.shows(readers[n])}
         return hidden
 
+    async def _allowed(
+        self,
+        documents: AsyncIterator[IngestDocument],
+        principal: Principal,
+        readers: set[str],
+    ) -> AsyncIterator[IngestDocument]:
+        """Yield documents that their sender may store, and add what readers they have. What is
+        there already is looked at when it is replaced; its readers and writers may be named."""
+        view, pen = principal.view, principal.pen
+        async for document in documents:
+            given, writers = document.readers, document.writers or ""
+            if not (view.may_give(given) and pen.may_give(writers, "")):
+                scope = document_scope(principal, document.collection)
+                catalog = self._retriever.catalog
+                there = await self._retriever.run(catalog.get, document.doc_id, scope=scope)
+                had = (there.info.readers, there.info.writers) if there else (EVERYBODY, "")
+                for what, names, may, own in (
+                    ("readers", given, view.may_give(given, had[0]), view),
+                    ("writers", writers, pen.may_give(writers, had[1]), View(pen.groups)),
+                ):
+                    if not may:
+                        raise Forbidden(
+                            f"{what} of {document.doc_id!r}: {principal.credential} belongs to "
+                            f"{own.name or 'no group'}, so it may not store documents for "
+                            f"{names}: name groups of the key, or use another one",
+                            field=what,
+                        )
+            readers.add(given)
+            yield document
+
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""
         with contextlib.suppress(DiskFull):
@@ -292,18 +340,3 @@ class JobService:
             yield
         finally:
             self._keys_in_use.remove((tenant, key))
-
-
-async def _allowed(
-    documents: AsyncIterator[IngestDocument], principal: Principal, readers: set[str]
-) -> AsyncIterator[IngestDocument]:
-    """Yield documents that their sender may store, and add what readers they have."""
-    async for document in documents:
-        if not principal.view.may_give(document.readers):
-            raise Forbidden(
-                f"readers of {document.doc_id!r}: {principal.credential} belongs to "
-                f"{principal.view.name or 'no group'}, so it may not store documents for "
-                f"{document.readers}: name groups of the key, or use another one"
-            )
-        readers.add(document.readers)
-        yield document

@@ -230,6 +230,11 @@ _READERS: Final = {
     "items": {"type": "string", "maxLength": 64},
     "description": "groups that may read it; none: all of the tenant",
 }
+_WRITERS: Final = {
+    **_READERS,
+    "description": "groups that may change it, `*`: whoever may read it; null: those it has, of a "
+    "new one the sender's",
+}
 _DOCUMENT: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["doc_id", "text"],
@@ -241,12 +246,13 @@ _DOCUMENT: Final[dict[str, Any]] = {
         "metadata": {"type": "object"},
         "collection": _COLLECTION,
         "readers": _READERS,
+        "writers": _WRITERS,
     },
 }
 PRECOMPUTE: Final[dict[str, Any]] = {
     "parameters": [
         {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-        for name in ("collection", "readers", "doc_id", "title")
+        for name in ("collection", "readers", "writers", "doc_id", "title")
     ],
     "requestBody": {
         "required": True,
@@ -283,6 +289,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
                         "collection": {"type": "string"},
                         "metadata": {"type": "string"},
                         "readers": {"type": "string"},
+                        "writers": {"type": "string"},
                         "file": {"type": "string", "format": "binary"},
                     },
                 }

@@ -19,7 +19,7 @@ from kvstitch.service.gateway.json_content import (
 )
 from kvstitch.service.gateway.schemas.admin import DocumentIn
 from kvstitch.service.gateway.schemas.fields import composed
-from kvstitch.service.gateway.search.search_query import readers_of
+from kvstitch.service.gateway.search.search_query import readers_of, writers_of
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
@@ -53,9 +53,13 @@ def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
 
 
 def json_document(
-    document: DocumentIn, collection: str, readers: Sequence[str] = ()
+    document: DocumentIn,
+    collection: str,
+    readers: Sequence[str] = (),
+    writers: Sequence[str] | None = None,
 ) -> IngestDocument:
-    """Return a document that is sent as JSON, for a collection and, if it names none, readers."""
+    """Return a document that is sent as JSON, for a collection and, if it names none, readers and
+    writers."""
     return IngestDocument(
         document.doc_id,
         collection,
@@ -64,6 +68,7 @@ def json_document(
         document.title,
         document.metadata,
         readers=readers_of(readers if document.readers is None else document.readers),
+        writers=writers_of(writers if document.writers is None else document.writers),
     )
 
 
@@ -76,6 +81,7 @@ def file_document(
     title: str,
     metadata: dict[str, Any],
     readers: Sequence[str] = (),
+    writers: Sequence[str] | None = None,
     charset: str = "",
 ) -> IngestDocument:
     """Return an uploaded file as a document; raises InvalidRequest."""
@@ -84,7 +90,8 @@ def file_document(
         title = PurePath(name).stem
     # Validated as if it came in JSON, so that the same rules hold for names and metadata.
     fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
-    checked = validated({**fields, "collection": collection, "readers": list(readers)}, DocumentIn)
+    named = {"collection": collection, "readers": list(readers), "writers": writers}
+    checked = validated({**fields, **named}, DocumentIn)
     return IngestDocument(
         checked.doc_id,
         collection,
@@ -94,6 +101,7 @@ def file_document(
         checked.metadata,
         charset=charset[:MAX_CHARSET_CHARS],
         readers=readers_of(checked.readers or ()),
+        writers=writers_of(checked.writers),
     )
 
 

@@ -5,10 +5,10 @@ application/x-ndjson        one document object per line, read as it comes in
 text/*, application/pdf, …  one document: the body is the file, ?doc_id= and ?title= name it
 multipart/form-data         one document per file: the file's name is its doc_id
 
-?collection= and ?readers=a,b hold for documents that name none; ?source= names where all of them
-come from. A form may hold the fields
-`collection`, `metadata` (a JSON object), `readers` and `title`. A field counts for the files after
-it; `title` only for the next one.
+?collection=, ?readers=a,b and ?writers=a,b hold for documents that name none; ?source= names where
+all of them come from. A form may hold the fields `collection`, `metadata` (a JSON object),
+`readers`, `writers` and `title`. A field counts for the files after it; `title` only for the next
+one.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class UploadReader:
         # What holds for the next document; fields of a form change it.
         self._collection = request.query_params.get("collection", "") or "default"
         self._readers = split_readers(request.query_params.get("readers", ""))
+        self._writers = split_readers(request.query_params.get("writers", "")) or None
         self._source = request.query_params.get("source", "")
         if len(self._source) > MAX_SOURCE_CHARS:
             raise InvalidRequest(f"source is longer than {MAX_SOURCE_CHARS}", field="source")
@@ -95,7 +96,8 @@ class UploadReader:
             limit = self._limits.max_body_values
             async for number, line in self._lines():
                 sent = await in_thread_if_long(line, parse_line, number, limit)
-                document = json_document(sent, sent.collection or self._collection, self._readers)
+                named = self._readers, self._writers
+                document = json_document(sent, sent.collection or self._collection, *named)
                 yield self._accept(document, f"line {number}")
         elif media_type.startswith("text/") or media_type in kind_of_media_type():
             doc_id = self._request.query_params.get("doc_id", "")
@@ -136,7 +138,9 @@ class UploadReader:
         collection = sent.collection or self._collection
         return [
             self._accept(
-                json_document(document, document.collection or collection, self._readers),
+                json_document(
+                    document, document.collection or collection, self._readers, self._writers
+                ),
                 f"documents[{index}]",
             )
             for index, document in enumerate(sent.documents)
@@ -169,7 +173,7 @@ class UploadReader:
     def _part(self, content: bytes | SpooledFile, part: Part) -> IngestDocument | None:
         """Return the document of a form's file; None for a field, whose value is kept."""
         name, file_name = part.named(b"name"), part.named(b"filename")
-        if not file_name and name in ("collection", "metadata", "readers", "title"):
+        if not file_name and name in ("collection", "metadata", "readers", "writers", "title"):
             self._set(name, content)
             return None
         if not file_name and not name:
@@ -188,6 +192,8 @@ class UploadReader:
             self._collection = value or self._collection
         elif name == "readers":
             self._readers = split_readers(value)
+        elif name == "writers":
+            self._writers = split_readers(value) or None
         else:
             try:
                 metadata = json.loads(value)
@@ -210,6 +216,7 @@ class UploadReader:
             metadata=self._metadata,
             charset=charset,
             readers=self._readers,
+            writers=self._writers,
         )
 
     def _accept(self, document: IngestDocument, place: str) -> IngestDocument:

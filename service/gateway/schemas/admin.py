@@ -42,6 +42,11 @@ class DocumentIn(StrictModel):
     readers: Readers | None = Field(
         None, description="groups that may read it; none: all of the tenant"
     )
+    writers: Readers | None = Field(
+        None,
+        description="groups that may change it, `*`: whoever may read it; null: those it has, of a "
+        "new one the sender's",
+    )
 
 
 class PrecomputeRequest(StrictModel):

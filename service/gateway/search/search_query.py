@@ -18,7 +18,7 @@ from kvstitch.retriever.errors import (
     Unreachable,
 )
 from kvstitch.retriever.filters import MATCH_ALL
-from kvstitch.retriever.scope import DEFAULT_SCOPE, joined_readers
+from kvstitch.retriever.scope import DEFAULT_SCOPE, joined_readers, joined_writers
 from kvstitch.retriever.search import MAX_FUSED_SCORE
 from kvstitch.service.errors import (
     DatabaseUnavailable,
@@ -37,7 +37,7 @@ def document_scope(principal: Principal, collection: str | None) -> Scope:
     or changed for them goes through it. None means the default collection."""
     try:
         name = DEFAULT_SCOPE.collection if collection is None else collection
-        return Scope(principal.tenant, name, principal.view)
+        return Scope(principal.tenant, name, principal.view, principal.pen)
     except InvalidQuery as error:
         raise service_error(error, field="collection") from error
 
@@ -48,6 +48,14 @@ def readers_of(groups: Sequence[str]) -> str:
         return joined_readers(groups)
     except InvalidDocument as error:
         raise service_error(error, field="readers") from error
+
+
+def writers_of(groups: Sequence[str] | None) -> str | None:
+    """Return the writers of a document that is sent, likewise; None: none are named."""
+    try:
+        return None if groups is None else joined_writers(groups)
+    except InvalidDocument as error:
+        raise service_error(error, field="writers") from error
 
 
 def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:

@@ -14,7 +14,11 @@ from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 
-NEW = {"documents": ["readers"], "primers": ["readers"], "accompanied": ["made", "few_of"]}
+NEW = {
+    "documents": ["readers", "writers"],
+    "primers": ["readers"],
+    "accompanied": ["made", "few_of"],
+}
 # Further new columns, by the database that has them.
 WORDS = {
     "sqlite": {"scopes": ["analyser", "old_words"]},

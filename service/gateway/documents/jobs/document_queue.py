@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from kvstitch.records.documents import OPEN_STATES
 from kvstitch.retriever.scope import View
 from kvstitch.retriever.sql.expressions import among, upsert
-from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, pen_of
 from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
 from kvstitch.service.gateway.service_database import ServiceDatabase
 from kvstitch.service.gateway.tables import documents, freed_files, jobs, sizes
@@ -38,7 +38,7 @@ OF_TENANTS = documents.join(jobs)
 UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_column("'indexed'")])
 _UNFINISHED = sa.select(
     *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
-                 "spooled", "change", "chunks"], *jobs.c["tenant", "view"]
+                 "spooled", "change", "chunks"], *jobs.c["tenant", "view", "writes", "takes"]
 ).select_from(OF_TENANTS).order_by(documents.c.number)  # fmt: skip
 
 
@@ -198,8 +198,8 @@ class UnfinishedDocuments:
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **sent,
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
-            view=View.named(row.view), known=row.change is not None,
-            change=row.change or "",
+            view=View.named(row.view), pen=pen_of(row.view, row.writes, row.takes),
+            known=row.change is not None, change=row.change or "",
         )  # fmt: skip
 
 

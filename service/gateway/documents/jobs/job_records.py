@@ -11,10 +11,17 @@ from typing import Any
 
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from kvstitch.retriever import Scope
-from kvstitch.retriever.scope import EVERYBODY, EVERYTHING, View
+from kvstitch.retriever.scope import ANY_PEN, EVERYBODY, EVERYTHING, Pen, View
 from kvstitch.service.gateway.documents.pace import WorkAhead
 
 NO_WARNINGS = "[]"
+
+
+def pen_of(view: str, writes: str | None, takes: int) -> Pen:
+    """Return the pen of who sent a job, as its row says."""
+    return Pen(View.named(view if writes is None else writes).groups, bool(takes))
+
+
 BLOCK_BYTES = 1 << 20
 
 
@@ -54,6 +61,8 @@ class IngestDocument:
     readers: str = EVERYBODY  # the groups that may read it (retriever/scope.py)
     charset: str = ""  # that the sender names, for files of text; may be wrong or unknown
     view: View = EVERYTHING  # of its sender: what they may not read is not replaced
+    pen: Pen = ANY_PEN  # likewise: nor what they may not change
+    writers: str | None = None  # the groups that may change it; None: as is stored
     source: str = ""  # what the sender calls the place that it came from
     sha256: str = ""  # of its content, where it has a source
     known: bool = False  # the same bytes are stored: nothing is expected to change
@@ -66,7 +75,7 @@ class IngestDocument:
     @property
     def scope(self) -> Scope:
         """Where it goes, as its sender sees it."""
-        return Scope(self.tenant, self.collection, self.view)
+        return Scope(self.tenant, self.collection, self.view, self.pen)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -79,10 +88,13 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title, metadata, readers, charset and source as JSON, under the names of their fields."""
+        """Title, metadata, readers, writers, charset and source as JSON, under the names of their
+        fields."""
         fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
         if self.readers:  # without any a repetition is recognised that an earlier release accepted
             fields["readers"] = self.readers
+        if self.writers is not None:  # likewise
+            fields["writers"] = self.writers
         if self.charset:  # likewise
             fields["charset"] = self.charset
         if self.source:  # likewise
@@ -117,3 +129,4 @@ class StoredJob:
     ahead: WorkAhead
     pending: bool  # some of its documents are not indexed yet
     readers: list[str]  # of its documents when they were sent
+    writers: str = ""  # of documents that its sender stores

@@ -29,7 +29,7 @@ from kvstitch.records.documents import (
     WarnedDocument,
 )
 from kvstitch.retriever import Scope
-from kvstitch.retriever.scope import EVERYBODY, EVERYTHING, View
+from kvstitch.retriever.scope import ANY_PEN, EVERYBODY, EVERYTHING, Pen, View
 from kvstitch.retriever.sql.expressions import among
 from kvstitch.service.errors import DatabaseUnavailable
 from kvstitch.service.gateway.documents.jobs.document_queue import (
@@ -45,6 +45,7 @@ from kvstitch.service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
     IngestDocument,
     StoredJob,
+    pen_of,
 )
 from kvstitch.service.gateway.documents.pace import WorkAhead
 from kvstitch.service.gateway.tables import documents, jobs, sizes
@@ -53,7 +54,10 @@ ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the 
 _ACCEPTED = jobs.c.state != "spooling"
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 # What `_load` reads of a job.
-_JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
+_PEN = jobs.c["view", "writes", "takes"]
+_JOB = sa.select(
+    *jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"], *_PEN
+)
 
 
 class JobStore(UnfinishedDocuments):
@@ -71,11 +75,16 @@ class JobStore(UnfinishedDocuments):
 
     # -- acceptance ------------------------------------------------------------------------------
 
-    def begin(self, tenant: str, view: View = EVERYTHING) -> str:
-        """Create a job that is invisible until `accept`; return its id."""
+    def begin(
+        self, tenant: str, view: View = EVERYTHING, pen: Pen = ANY_PEN, sender: str = ""
+    ) -> str:
+        """Create a job of who reads and writes so, which is invisible until `accept`; return its
+        id."""
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
-                               "created": now, "updated": now, "view": view.name}  # fmt: skip
+                               "created": now, "updated": now, "view": view.name,
+                               "writes": View(pen.groups).name, "takes": int(pen.takes),
+                               "sender": sender}  # fmt: skip
         if self._shared:
             row["owner"] = self._database.gateway_id
         else:  # after all others
@@ -223,9 +232,10 @@ class JobStore(UnfinishedDocuments):
 
     def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
         """Cancel documents that are deleted before they were indexed: these, or all of the scope's
-        collection, that its view shows. Returns their readers by their ids."""
+        collection, that its view shows and its pen changes. Returns their readers by their ids."""
         named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
-        waiting = sa.select(*documents.c["number", "job_id", "collection", "doc_id", "meta"])
+        columns = documents.c["number", "job_id", "collection", "doc_id", "meta"]
+        waiting = sa.select(*columns, *_PEN)
         waiting = waiting.select_from(OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
         with self._freeing() as write:
@@ -233,7 +243,9 @@ class JobStore(UnfinishedDocuments):
             found: dict[int, tuple[str, str, str]] = {}  # number → job, document, readers
             for row in write.execute(query):
                 sent = json.loads(row.meta or "{}")
-                if scope.view.shows(readers := sent.get("readers", EVERYBODY)):
+                writers = sent.get("writers", pen_of(row.view, row.writes, row.takes).writers)
+                shown = scope.view.shows(readers := sent.get("readers", EVERYBODY))
+                if shown and scope.pen.changes(writers):
                     found[row.number] = row.job_id, row.doc_id, readers
             job_ids = [job_id for job_id, _, _ in found.values()]
             lock_jobs(write, job_ids)
@@ -347,6 +359,7 @@ def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -
         WorkAhead() if job.ended else _ahead(read, row.job_id),
         bool(states["pending"]),
         json.loads(row.readers),
+        pen_of(row.view, row.writes, row.takes).writers,
     )
 
 

@@ -209,7 +209,7 @@ class DocumentParser:
         if not any(char.isprintable() and not char.isspace() for char in parsed.text):
             raise InvalidRequest("the file holds no text")
         return ParsedDocument(
-            item.doc_id, parsed.text, title, item.metadata, marks, item.readers,
+            item.doc_id, parsed.text, title, item.metadata, marks, item.readers, item.writers,
             scope=item.scope, item=item, warnings=parsed.warnings,
         )  # fmt: skip
 

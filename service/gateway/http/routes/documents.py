@@ -284,5 +284,6 @@ def _info(
     marks: list[DocumentMark] | None = None,
     warnings: list[DocumentWarning] | None = None,
 ) -> Document:
-    fields = {**asdict(info), "metadata": dict(info.metadata), "readers": groups_of(info.readers)}
+    groups = {"readers": groups_of(info.readers), "writers": groups_of(info.writers)}
+    fields = {**asdict(info), "metadata": dict(info.metadata), **groups}
     return Document(**fields, text=text, marks=marks, warnings=warnings)
