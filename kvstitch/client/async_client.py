@@ -223,8 +223,7 @@ class AsyncClient:
             documents: New ones, or new revisions.
             collection: Where documents go that name none.
             readers: Groups that may read documents that name none; none: all of the tenant.
-            writers: Groups that may change documents that name none, `*`: whoever may read them;
-                none: those that they have, of new ones the sender's.
+            writers: Groups that may change them; none: who may now, of new ones the sender's.
             idempotency_key: With the same one, the same documents are taken once; None: one that
                 is used for this call and its retries only.
         """
@@ -252,8 +251,7 @@ class AsyncClient:
             collection: Where all of them go.
             metadata: Metadata of all of them.
             readers: Groups that may read them; none: all of the tenant.
-            writers: Groups that may change them, `*`: whoever may read them; none: those that
-                they have, of new ones the sender's.
+            writers: Groups that may change them; none: who may now, of new ones the sender's.
             source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """
@@ -284,8 +282,7 @@ class AsyncClient:
             lines: Without line breaks.
             collection: Where documents go that name none.
             readers: Groups that may read documents that name none; none: all of the tenant.
-            writers: Groups that may change documents that name none, `*`: whoever may read them;
-                none: those that they have, of new ones the sender's.
+            writers: Groups that may change them; none: who may now, of new ones the sender's.
             source: What the place is called that they come from; see `source_documents`.
             idempotency_key: As for `precompute`.
         """

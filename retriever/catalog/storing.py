@@ -35,11 +35,15 @@ from kvstitch.retriever.documents import (
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.errors import DocumentHidden, DocumentKept
 from kvstitch.retriever.index.full_text import ChunkWords, FullText
-from kvstitch.retriever.scope import EVERYBODY, Scope
+from kvstitch.retriever.scope import EVERYBODY, Scope, View
 from kvstitch.retriever.sql.expressions import among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
 _PRUNE_EVERY = 1000
+NAMED = (
+    "{0} of {1!r} may be those that it has, and your own groups, not {2}: you belong to {3!r}; "
+    "name others, or use another key"
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,9 @@ def replaced(
     there = had.writers if had is not None else pen.writers
     writers = there if document.writers is None else document.writers
     if not view.may_give(document.readers, had.readers if had is not None else EVERYBODY):
-        raise DocumentKept(f"readers of {name!r}: you may name your own groups, and who reads it")
+        raise DocumentKept(NAMED.format("readers", name, document.readers, view.name))
     if not pen.may_give(writers, there):
-        raise DocumentKept(f"writers of {name!r}: you may name your own groups, and who writes it")
+        raise DocumentKept(NAMED.format("writers", name, writers, View(pen.groups).name))
     if had is not None and not pen.may_take(
         (document.readers, writers), (had.readers, had.writers)
     ):

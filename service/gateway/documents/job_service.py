@@ -23,15 +23,8 @@ from kvstitch.records.documents import (
     JobStep,
     WarnedDocument,
 )
-from kvstitch.retriever.scope import EVERYBODY, View
-from kvstitch.service.errors import (
-    Conflict,
-    DiskFull,
-    Forbidden,
-    InvalidRequest,
-    NotAWriter,
-    NotFound,
-)
+from kvstitch.retriever import Document
+from kvstitch.service.errors import Conflict, DiskFull, InvalidRequest, NotAWriter, NotFound
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.auth.quotas import Quotas
 from kvstitch.service.gateway.data_folder import DiskGuard
@@ -80,7 +73,7 @@ class JobService:
         key with the same documents gets the same job.
 
         Raises Conflict if a request with the same key is in flight, InvalidRequest if it was used
-        for other documents, DiskFull, QuotaExceeded, Forbidden if a document would have readers or
+        for other documents, DiskFull, QuotaExceeded, NotAWriter if a document would have readers or
         writers that the sender is none of, and what reading the documents raises.
         """
         tenant = principal.tenant
@@ -257,29 +250,16 @@ class JobService:
         principal: Principal,
         readers: set[str],
     ) -> AsyncIterator[IngestDocument]:
-        """Yield documents that their sender may store, and add what readers they have. What is
-        there already is looked at when it is replaced; its readers and writers may be named."""
-        view, pen = principal.view, principal.pen
-        async for document in documents:
-            given, writers = document.readers, document.writers or ""
-            if not (view.may_give(given) and pen.may_give(writers, "")):
-                scope = document_scope(principal, document.collection)
-                catalog = self._retriever.catalog
-                there = await self._retriever.run(catalog.get, document.doc_id, scope=scope)
-                had = (there.info.readers, there.info.writers) if there else (EVERYBODY, "")
-                for what, names, may, own in (
-                    ("readers", given, view.may_give(given, had[0]), view),
-                    ("writers", writers, pen.may_give(writers, had[1]), View(pen.groups)),
-                ):
-                    if not may:
-                        raise Forbidden(
-                            f"{what} of {document.doc_id!r}: {principal.credential} belongs to "
-                            f"{own.name or 'no group'}, so it may not store documents for "
-                            f"{names}: name groups of the key, or use another one",
-                            field=what,
-                        )
-            readers.add(given)
-            yield document
+        """Yield documents that their sender may store, and add what readers they have. Groups of
+        others may be named that what is stored has already."""
+        view, pen, catalog = principal.view, principal.pen, self._retriever.catalog
+        async for each in documents:
+            if not (view.may_give(each.readers) and pen.may_give(each.writers or "", "")):
+                named = Document(each.doc_id, "", readers=each.readers, writers=each.writers)
+                scope = document_scope(principal, each.collection)
+                await self._retriever.change(catalog.same, named, "", scope=scope)
+            readers.add(each.readers)
+            yield each
 
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""

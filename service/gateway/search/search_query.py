@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kvstitch.retriever import Filter, Scope, SearchMode, parse_filter
 from kvstitch.retriever.errors import (
+    DocumentKept,
     EmbedderError,
     InvalidDocument,
     InvalidQuery,
@@ -25,6 +26,7 @@ from kvstitch.service.errors import (
     InternalError,
     InvalidRequest,
     KvstitchError,
+    NotAWriter,
 )
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.schemas.fields import composed
@@ -70,6 +72,8 @@ def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:
 
 def service_error(error: RetrieverError, *, field: str | None = None) -> KvstitchError:
     """Return the service's error for one of the retriever."""
+    if isinstance(error, DocumentKept):
+        return NotAWriter(str(error), field=field)
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
     if isinstance(error, Unreachable):

@@ -92,6 +92,8 @@ def test_a_catalog_of_release_0_2_0(
     assert [doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)] == ["d0"]
     [stored] = again.ingest([Document("new", "other words", readers="finance")])
     assert stored.status == "created"
+    found = {each.doc_id: each.writers for each in again.catalog.page(9).documents}
+    assert found == {**dict.fromkeys((f"d{n}" for n in range(5)), "*"), "new": ""}
 
 
 def test_words_are_made_anew_while_they_are_searched(

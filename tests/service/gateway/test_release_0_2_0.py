@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from kvstitch.retriever.scope import ANY_PEN
 from kvstitch.service.errors import InvalidSetting
 from kvstitch.service.gateway.auth.keys import KeyStore, new_key
 from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
@@ -174,7 +175,8 @@ def holds_all(database: ServiceDatabase, keys: KeyStore, spool: Path) -> None:
     receipt, _ = deletions.receipt("r", "t") or (None, [])
     assert receipt is not None and receipt.completed is not None and receipt.kv == {"ssd": 3}
     found = keys.find(KEY)
-    assert found is not None and (found.name, found.limits.tokens_per_minute) == ("n", 5)
+    assert found is not None and "share" in found.scopes and found.pen == ANY_PEN
+    assert (found.name, found.limits.tokens_per_minute) == ("n", 5)
     later = store.begin("t")
     store.accept(later, None, b"")
     page, _ = store.page("t", 9, None, None)
