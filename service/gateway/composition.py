@@ -27,6 +27,7 @@ from kvstitch.service.gateway.databases import Databases
 from kvstitch.service.gateway.documents.chunk_kv import ChunkKVs
 from kvstitch.service.gateway.documents.corpus import Corpus
 from kvstitch.service.gateway.fleet.member import WorkerState, count_by_state
+from kvstitch.service.gateway.fleet.worker_pool import Worker
 from kvstitch.service.gateway.prometheus import GatewayMetrics
 from kvstitch.service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
@@ -143,7 +144,11 @@ class Gateway:
             ),
             keys=self._databases.ring,
         )
-        self.worker = self._workers.worker
+        own = self._workers.worker
+        around: Worker | None = hooks().answering_worker(
+            settings=settings, model_folder=model_folder, worker=own
+        )
+        self.worker = around or own
         count_by_state(self.metrics, self.worker_states)
 
     def _build_services(self, embedder: Embedder | None) -> None:

@@ -86,6 +86,15 @@ class Tokens(Message, frozen=True):
     items: list[TokenItem]
 
 
+class HandedOver(Message, frozen=True):
+    """The prompt's KV lies where another engine can load it, until an `Abort` ends the request."""
+
+    id: str
+    place: str  # its name in shared memory; empty: it does not fit there
+    tokens: int
+    end_ids: list[int]  # tokens that end an answer
+
+
 class Done(Message, frozen=True):
     """A request is answered, or was stopped."""
 
@@ -222,12 +231,13 @@ class Holdings(Message, frozen=True):
     load: WorkerLoad
 
 
-Reply = TokenItem | Done | Explained | Failed | Precomputed
+Reply = TokenItem | HandedOver | Done | Explained | Failed | Precomputed
 """What the engine returns; the server puts the tokens of a step into one `Tokens`."""
 
 FromWorker = (
     Ready
     | Tokens
+    | HandedOver
     | Done
     | Explained
     | Failed

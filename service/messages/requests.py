@@ -121,7 +121,7 @@ class Keys(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Answer prompt S ‖ D_1..D_k ‖ Q. Replies: `Tokens`…, then one `Done` or `Failed`."""
+    """Answer prompt S ‖ D_1..D_k ‖ Q. `Tokens`… or `HandedOver`, then `Done` or `Failed`."""
 
     id: str
     system: Sequence[int]
@@ -141,6 +141,7 @@ class Generate(Message, frozen=True):
     history_mode: HistoryMode = "compute"  # where the prompt continues no earlier one
     any_method: bool = False  # whether full prefill may answer, where it is not slower
     view: str = ""  # what its sender may read, if not everybody may read all of the documents
+    hand_over: bool = False  # whether another engine decodes: see `HandedOver`
 
     @property
     def sharers(self) -> str:
@@ -161,7 +162,7 @@ class Abort(Message, frozen=True):
     """Stop a sequence (disconnect, stop string). Answered by its `Done` with that reason."""
 
     id: str
-    reason: str  # "disconnect" | "stop" | "deadline"
+    reason: str  # "disconnect" | "stop" | "deadline" | "loaded", of what was handed over
 
 
 class Prefetch(Message, frozen=True):

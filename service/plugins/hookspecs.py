@@ -25,6 +25,8 @@ from kvstitch.service.plugins.kinds import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
 GROUP: Final = "kvstitch"
@@ -75,6 +77,18 @@ def eviction_methods() -> Mapping[str, str]:
 def device_kernels(device: Any) -> Any:
     """Return what a worker computes on a `torch.device` by kernels of its own, a `DeviceKernels`
     (service/worker/kernels/device_kernels.py); None where the plugin has none for it."""
+
+
+@hookspec(firstresult=True)
+def hand_over(settings: Any) -> Any:
+    """Return what takes KV from a worker with these `WorkerSettings` to another engine, a
+    `HandOver` (service/worker/sequences/hand_over.py); None where the worker decodes."""
+
+
+@hookspec(firstresult=True)
+def answering_worker(settings: Any, model_folder: Path, worker: Any) -> Any:
+    """Return what a gateway speaks to in place of its worker, another `Worker` around it; None
+    where the worker answers by itself."""
 
 
 @hookspec

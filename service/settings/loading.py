@@ -211,6 +211,7 @@ _NEVER_IGNORED = {
     "kvstitch-oidc": re.compile(r"oidc_\w+"),
     "kvstitch-pgvector": re.compile(r"vectors"),
     "kvstitch-s3": re.compile(r"s3_\w+"),
+    "kvstitch-vllm": re.compile(r"engine(_\w+)?"),
 }
 
 

@@ -37,7 +37,7 @@ KL_BUCKETS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.
 
 STAGES = (
     *("condense", "embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
-    *("first_token", "decode", "flush"),
+    *("hand_over", "engine", "first_token", "decode", "flush"),
 )
 TIERS = ("memory", "ssd", "redis", "s3")
 PROMPT_SOURCES = (*TIERS, "pool", "history", "recomputed", "cold", "question")
@@ -107,7 +107,7 @@ E2E = _histogram(
 )
 STAGE = _histogram(
     "stage_seconds",
-    "Stages of a request, each timed in one process. flush: handing text to the client.",
+    "Stages of a request, each timed in one process. flush: text to clients; engine: vLLM's start.",
     STAGE_BUCKETS,
     stage=STAGES,
 )

@@ -16,6 +16,7 @@ from kvstitch.service.messages.replies import (
     Explained,
     Failed,
     GateStates,
+    HandedOver,
     Precomputed,
     Purged,
     TokenItem,
@@ -33,7 +34,7 @@ from kvstitch.service.messages.requests import (
     Purge,
 )
 
-Event = TokenItem | Done | Failed
+Event = TokenItem | HandedOver | Done | Failed
 R = TypeVar("R", Explained, Purged, GateStates)
 
 
@@ -44,7 +45,7 @@ class WorkerClient(WorkerConnection):
         """Generate an answer. Closing or cancelling the generator aborts it in the worker.
 
         Yields:
-            Its tokens, then exactly one Done or Failed, whatever happens.
+            Its tokens or where its KV is, then exactly one Done or Failed, whatever happens.
         """
         with self.call(request.id, request) as queue:
             ended, tokens = False, 0
@@ -52,12 +53,12 @@ class WorkerClient(WorkerConnection):
                 while not ended:
                     event = await queue.get()
                     tokens += isinstance(event, TokenItem)
-                    if isinstance(event, TokenItem | Done | Failed):
-                        ended = not isinstance(event, TokenItem)
+                    if isinstance(event, TokenItem | HandedOver | Done | Failed):
+                        ended = isinstance(event, Done | Failed)
                         yield event
             finally:
                 unread = [queue.get_nowait() for _ in range(queue.qsize())]
-                if not ended and all(isinstance(event, TokenItem) for event in unread):
+                if not ended and not any(isinstance(e, Done | Failed) for e in unread):
                     # What still comes for it is counted from here on.
                     self._left[request.id] = tokens + len(unread)
                     self.abort(request.id, "disconnect")

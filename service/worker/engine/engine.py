@@ -39,6 +39,7 @@ from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch.service.worker.prefix_cache import PrefixCache, holds
 from kvstitch.service.worker.sampling.grammar import Grammars
 from kvstitch.service.worker.sequences.admission import Admission
+from kvstitch.service.worker.sequences.hand_over import HandOver
 from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
 from kvstitch.service.worker.sequences.report import Explainer
 from kvstitch.service.worker.sequences.reuse import find_history, find_reuse, seen_by
@@ -70,6 +71,7 @@ class EngineOptions:
     checks: GateSettings | None = None
     # whether layers are recorded and replayed, where the device's kernels can
     prefill_graphs: bool = True
+    hand_over: HandOver | None = None  # takes KV to an engine that decodes instead; None: none does
 
 
 class Engine:
@@ -134,6 +136,7 @@ class Engine:
             options.pool_tokens,
             replace=self.gate.replacement if self.gate else None,
             grammars=grammars,
+            hands_over=options.hand_over is not None,
         )
         self._explainer = Explainer(
             decoder, self.admission, loader, self.planner, prefix_cache=self.prefix_cache
@@ -153,6 +156,7 @@ class Engine:
             gate=self.gate,
             answering=self.answering,
             endings=self._endings,
+            hand_over=options.hand_over,
         )
 
     @property

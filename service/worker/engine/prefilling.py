@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from kvstitch.service.messages.replies import HandedOver
 from kvstitch.service.worker.engine.answering import Answering, Endings
 from kvstitch.service.worker.engine.scheduler import Scheduler, StepBudget
 from kvstitch.service.worker.gate.correctness_gate import Gate
@@ -16,9 +17,10 @@ from kvstitch.service.worker.methods.bases.eviction import evict
 from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
 from kvstitch.service.worker.methods.layer_view import PrefillResult
 from kvstitch.service.worker.prefix_cache import PrefixCache
+from kvstitch.service.worker.sequences.hand_over import HandOver
 from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
 from kvstitch.service.worker.sequences.reuse import find_history, find_reuse
-from kvstitch.service.worker.sequences.sequence import EngineSequence
+from kvstitch.service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Prefilling:
     gate: Gate | None
     answering: Answering
     endings: Endings
+    hand_over: HandOver | None = None
 
     @property
     def can_go_on(self) -> bool:
@@ -116,12 +119,31 @@ class Prefilling:
                 self.gate.answered(sequence, result)
             if self.prefix_cache.on:
                 sequence.logits = result.logits.clone()
+            if sequence.asked.request.hand_over:
+                self._evict(sequence, result)
+                self._hand_over(sequence)
+                return
             self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
                 self._evict(sequence, result)
         except Exception as error:
             self.endings.fail(sequence, error)
+
+    def _hand_over(self, sequence: EngineSequence) -> None:
+        """Leave the rest to another engine; its KV stays until that has it."""
+        assert sequence.kv is not None and self.hand_over is not None
+        kv, tokens, place = sequence.kv, sequence.kv.filled_tokens, ""
+        try:
+            layers = [kv.prompt_layer(n, tokens) for n in range(self.launcher.decoder.layers)]
+            ids = prompt_ids(sequence.asked.request).tolist()
+            sequence.handed = self.hand_over.put(layers, ids)
+            place = sequence.handed.place
+        except OSError as error:  # the other engine computes the prompt
+            sequence.warnings.append(f"the prompt's KV could not be handed over: {error.strerror}")
+        sequence.clock.close("hand_over")
+        ends = sorted(sequence.asked.end_ids)
+        self.endings.replies.append(HandedOver(sequence.id, place, tokens, ends))
 
     def _learn(self, sequence: EngineSequence, plans: list[str]) -> None:
         """Tell the planner how long a prefill took."""

@@ -29,14 +29,16 @@ class Scheduler:
         self.waiting: deque[EngineSequence] = deque()
         self.prefilling: list[EngineSequence] = []
         self.running: list[EngineSequence] = []
+        self.handed: list[EngineSequence] = []  # another engine answers them
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is left to compute here."""
         return not self.waiting and not self.prefilling and not self.running
 
     @property
     def active(self) -> list[EngineSequence]:
-        return [*self.waiting, *self.prefilling, *self.running]
+        return [*self.waiting, *self.prefilling, *self.running, *self.handed]
 
     @property
     def next_prefill(self) -> EngineSequence | None:
@@ -74,13 +76,13 @@ class Scheduler:
         return None
 
     def start_running(self, sequence: EngineSequence) -> None:
-        """Move a sequence whose prefill is finished to `running`."""
+        """Move a sequence whose prefill is finished to `running`, or to `handed`."""
         self.prefilling.remove(sequence)
-        self.running.append(sequence)
+        (self.handed if sequence.asked.request.hand_over else self.running).append(sequence)
 
     def remove(self, sequence: EngineSequence) -> None:
         """Remove a sequence that has finished, failed or been aborted from its queue."""
-        for queue in (self.waiting, self.prefilling, self.running):
+        for queue in (self.waiting, self.prefilling, self.running, self.handed):
             if sequence in queue:
                 queue.remove(sequence)
 

@@ -40,6 +40,7 @@ class Admission:
     replace: Replace | None = None
     # compiles what answers must match; None if there is no tokenizer
     grammars: Grammars | None = None
+    hands_over: bool = False  # whether another engine may decode
 
     def addresses(self, message: Generate | Prefetch | Precompute) -> list[Address | None]:
         """Return addresses of S and of every document, None for an empty segment; raises
@@ -97,6 +98,11 @@ class Admission:
                     "documents' KV: leave eviction out",
                     field="eviction.method",
                 )
+        if request.hand_over and (eviction or fusion.reads is Reads.PARTS or not self.hands_over):
+            raise InvalidRequest(
+                "fusion and eviction must leave all KV of a prompt that is handed over to another "
+                "engine, and the worker's settings name that engine"
+            )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         if not 0 <= request.history < len(request.question):

@@ -2,6 +2,8 @@
 
 loading ──► ready ──► prefilling ──► running ──► finished
 (store)     (queue)   (layer loop)   (decode)    (Done or Failed was sent)
+                                └──► handed ──┘
+                                     (another engine loads its KV and decodes)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from kvstitch.service.worker.model.addressing import Address
 from kvstitch.service.worker.prefix_cache import MIN_HISTORY, History, Reuse
 from kvstitch.service.worker.sampling.draft import Drafter
 from kvstitch.service.worker.sampling.sampler import Sampler
+from kvstitch.service.worker.sequences.hand_over import Handed
 from kvstitch.service.worker.sequences.token_trace import TokenTracer
 from kvstitch.service.worker.steps import Steps, Wait, Within
 
@@ -142,6 +145,7 @@ class EngineSequence:
     work: Work = field(default_factory=Work)
     layout: PromptLayout | None = None  # the prompt whose KV is or will be in place
     kv: SequenceKV | None = None
+    handed: Handed | None = None  # where its KV lies for another engine
     tokens: list[int] = field(default_factory=list)
     drafter: Drafter | None = None
     # of the first token; None before it, and where they are not needed again
@@ -252,6 +256,9 @@ class EngineSequence:
         if self.kv is not None:
             self.kv.release()
             self.kv = None
+        if self.handed is not None:
+            self.handed.close()
+            self.handed = None
 
     def wait(self, awaited: Wait) -> None:
         """Note the future for which the prefill waits next; None for none."""

@@ -35,6 +35,7 @@ from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.load import default_pool_tokens, load, set_threads
 from kvstitch.service.worker.model.model_facts import ModelFacts, read_calibration
 from kvstitch.service.worker.sampling.grammar import Grammars
+from kvstitch.service.worker.sequences.hand_over import HandOver
 from kvstitch.service.worker.server.leases import Leases, take_number
 from kvstitch.service.worker.server.link import Inbox, Link, ReplySender
 from kvstitch.service.worker.server.reporter import CachedChunks, Reporter
@@ -92,6 +93,7 @@ class Composition:
         self._grammars = Grammars(
             Path(settings.model) / "tokenizer.json", decoder.vocabulary, decoder.end_ids
         )
+        hand_over: HandOver | None = plugins.hooks().hand_over(settings=settings)
         engine = Engine(
             decoder,
             addressing,
@@ -107,6 +109,7 @@ class Composition:
                 draft_tokens=settings.draft_tokens,
                 prefill_graphs=settings.prefill_graphs,
                 checks=_gate_settings(settings),
+                hand_over=hand_over and opened.enter_context(hand_over),
             ),
             facts=facts,
             grammars=self._grammars,

@@ -21,6 +21,7 @@ from kvstitch.service.messages.replies import (
     Done,
     Explained,
     Failed,
+    HandedOver,
     Precomputed,
     Reply,
     TokenItem,
@@ -228,7 +229,8 @@ class ReplySender:
             if isinstance(reply, TokenItem):
                 tokens.setdefault(gateway, []).append(reply)
             else:
-                self._note(reply)
+                if not isinstance(reply, HandedOver):
+                    self._note(reply)
                 others.append((gateway, reply))
         for gateway, items in tokens.items():
             self.send_to(gateway, Tokens(items))

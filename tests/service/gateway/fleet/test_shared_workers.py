@@ -15,8 +15,9 @@ import pytest
 from kvstitch.service.errors import WorkerUnavailable
 from kvstitch.service.gateway.fleet.member import Member
 from kvstitch.service.gateway.prometheus import GatewayMetrics
+from kvstitch.service.gateway.worker_client.client import Event
 from kvstitch.service.gateway.workers import ProcessOptions, Workers, label
-from kvstitch.service.messages.replies import Done, Failed, TokenItem
+from kvstitch.service.messages.replies import Done, Failed
 from kvstitch.service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
 from kvstitch.service.settings import load
 from kvstitch.service.shared.worker_settings import WorkerSettings
@@ -63,7 +64,7 @@ class Fleet:
     def ready(self) -> int:
         return sum(state.reason is None for state in self.shared.states())
 
-    async def run(self, name: str, tokens: int = 3) -> list[TokenItem | Done | Failed]:
+    async def run(self, name: str, tokens: int = 3) -> list[Event]:
         return [event async for event in self.pool.submit(request(name, tokens))]
 
 

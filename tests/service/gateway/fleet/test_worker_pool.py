@@ -16,7 +16,7 @@ from kvstitch.service.gateway.fleet import all_workers
 from kvstitch.service.gateway.fleet.member import Member, WorkerState, count_by_state
 from kvstitch.service.gateway.fleet.worker_pool import WorkerPool
 from kvstitch.service.gateway.prometheus import GatewayMetrics
-from kvstitch.service.gateway.worker_client.client import WorkerClient
+from kvstitch.service.gateway.worker_client.client import Event, WorkerClient
 from kvstitch.service.gateway.worker_client.supervisor import Supervisor
 from kvstitch.service.messages.replies import (
     Done,
@@ -24,7 +24,6 @@ from kvstitch.service.messages.replies import (
     Holdings,
     Purged,
     Stats,
-    TokenItem,
     WorkerLoad,
 )  # fmt: skip
 from kvstitch.service.messages.requests import ChunkTokens, Generate, Precompute, Purge
@@ -68,7 +67,7 @@ async def test_what_has_not_begun_moves_and_what_has_begun_ends_in_an_error(data
     third = FakeWorker("")
     async with pooled(data, slow, begun, third) as (pool, _, metrics):
 
-        async def run(sent: Generate) -> list[TokenItem | Done | Failed]:
+        async def run(sent: Generate) -> list[Event]:
             return [event async for event in pool.submit(sent)]
 
         sent: list[int] = []
@@ -94,7 +93,7 @@ async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
     workers = [FakeWorker("", held=True) for _ in range(2)]
     async with pooled(data, *workers) as (pool, _, _metrics):
 
-        async def run() -> list[TokenItem | Done | Failed]:
+        async def run() -> list[Event]:
             return [event async for event in pool.submit(request("r", 3))]
 
         task = asyncio.create_task(run())

@@ -1,0 +1,181 @@
+"""vLLM's side: a connector that loads the KV of a prompt from shared memory. It runs in vLLM.
+
+    vllm serve FOLDER --kv-transfer-config '{"kv_connector": "StitchedKv",
+        "kv_connector_module_path": "kvstitch_vllm.connector", "kv_role": "kv_consumer",
+        "kv_load_failure_policy": "recompute"}'
+
+A request names a segment: `kv_transfer_params={"kvstitch": {"place": …}}`. The scheduler claims all
+of its tokens but the prompt's last, so that one is computed; each rank writes its heads of them to
+vLLM's paged cache. What cannot be loaded is reported, and vLLM computes it. With `{"kvstitch":
+{"check": WEIGHTS}}` the answer says whether this vLLM can be handed KV of these weights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.logger import init_logger
+
+from kvstitch_vllm.segment import Header, NoSegment, hash_of, read
+from kvstitch_vllm.weights import weights_of
+
+logger = init_logger(f"vllm.{__name__}")
+
+PARAMS = "kvstitch"
+LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass
+class Load:
+    """Tokens `first` to `end` of a segment; `blocks` are all of the request's cache."""
+
+    place: str
+    first: int
+    end: int
+    blocks: list[int]
+
+
+@dataclass
+class Loads(base.KVConnectorMetadata):  # type: ignore[misc]
+    of: list[Load] = field(default_factory=list)
+
+
+class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
+    """One in the scheduler, which decides, and one in each worker, which loads."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
+        extra = transfer.kv_connector_extra_config or {}
+        self._folder = str(extra.get("folder", "/dev/shm"))
+        self._block = vllm_config.cache_config.block_size
+        if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
+            raise ValueError(
+                "kvstitch hands over KV in the model's own type: leave --kv-cache-dtype out"
+            )
+        if transfer.kv_load_failure_policy != "recompute":
+            raise ValueError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config')
+        if model.quantization and not extra.get("allow_quantised"):
+            raise ValueError(
+                f"vLLM's weights are quantised ({model.quantization}), its KV is not kvstitch's: "
+                'to use it all the same set "allow_quantised": true in kv_connector_extra_config'
+            )
+        self._dtype = str(model.dtype).removeprefix("torch.")
+        # The scheduler's: what was claimed, and what the next step loads.
+        self._claimed: dict[str, tuple[str, int, int]] = {}
+        self._next = Loads()
+        scheduler = role == base.KVConnectorRole.SCHEDULER
+        self._weights = weights_of(model.model) if scheduler else ""
+        self._failed: set[int] = set()  # a worker's: blocks that could not be filled
+
+    # -- in the scheduler -------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        place = _asked(request).get("place")
+        if not isinstance(place, str) or request.lora_request is not None:
+            return 0, False
+        try:
+            header, _ = read(self._folder, place)
+            self._check(header, list(request.prompt_token_ids or ()))
+        except NoSegment as error:
+            logger.warning("a prompt is computed: %s", error)
+            return 0, False
+        end = min(header.tokens, request.num_tokens - 1)
+        if end <= num_computed_tokens:
+            return 0, False
+        self._claimed[request.request_id] = place, num_computed_tokens, end
+        return end - num_computed_tokens, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        claimed = self._claimed.pop(request.request_id, None)
+        if claimed is not None and num_external_tokens:
+            self._next.of.append(Load(*claimed, list(blocks.get_block_ids()[0])))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Loads:
+        loads, self._next = self._next, Loads()
+        return loads
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._claimed.pop(request.request_id, None)
+        if (weights := _asked(request).get("check")) is None:
+            return False, None
+        same = weights == self._weights
+        return False, {PARAMS: {"same_weights": same, "dtype": self._dtype}}
+
+    def _check(self, header: Header, prompt: list[int]) -> None:
+        if header.weights != self._weights:
+            raise NoSegment("its KV is of other weights than vLLM's")
+        if header.dtype != self._dtype:
+            raise NoSegment(f"its KV is {header.dtype}, vLLM's {self._dtype}")
+        if header.prompt != hash_of(prompt[: header.tokens]):
+            raise NoSegment("its KV is another prompt's")
+
+    # -- in a worker ------------------------------------------------------------------------------
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        loads = self._get_connector_metadata()
+        assert isinstance(loads, Loads)
+        found = forward_context.no_compile_layers.items() if loads.of else ()
+        layers = {n: each for n, each in found if isinstance(getattr(each, "kv_cache", 0), Tensor)}
+        for load in loads.of:
+            try:
+                self._load(load, layers)
+            except Exception as error:
+                logger.error("%s could not be loaded, it is computed: %r", load.place, error)
+                blocks = slice(load.first // self._block, -(-load.end // self._block))
+                self._failed.update(load.blocks[blocks])
+
+    def _load(self, load: Load, layers: dict[str, Any]) -> None:
+        header, data = read(self._folder, load.place)
+        at = torch.arange(load.first, load.end)
+        slots = torch.tensor(load.blocks)[at // self._block] * self._block + at % self._block
+        numbers = {name: int(found[1]) for name in layers if (found := LAYER.search(name))}
+        if len(numbers) != len(layers) or max(numbers.values()) >= header.layers:
+            raise NoSegment(f"vLLM's layers {sorted(layers)} are not those of its KV")
+        for name, layer in layers.items():
+            cache, impl = layer.kv_cache, layer.impl
+            heads = _heads_of_rank(header.kv_heads, impl.num_kv_heads)
+            k, v = data[numbers[name], :, heads, load.first : load.end].transpose(1, 2).unbind()
+            k, v, to = k.contiguous(), v.contiguous(), cache.device
+            # The backend's own way into its cache: layouts differ by processor.
+            impl.do_kv_cache_update(layer, k.to(to), v.to(to), cache, slots.to(to))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return  # `start_load_kv` has put the copies of all layers before what is computed
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+
+def _asked(request: Any) -> dict[str, Any]:
+    asked = (request.kv_transfer_params or {}).get(PARAMS)
+    return asked if isinstance(asked, dict) else {}
+
+
+def _heads_of_rank(all_heads: int, heads: int) -> slice:
+    """Return the KV heads of this rank; where there are more ranks, several have the same one."""
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    if heads != max(1, all_heads // ranks):
+        raise NoSegment(f"its KV has {all_heads} heads, {ranks} ranks of vLLM {heads} each")
+    first = rank * all_heads // ranks
+    return slice(first, first + heads)

@@ -1,0 +1,3 @@
+from tests.e2e.conftest import corpus, model, twelve
+
+__all__ = ["corpus", "model", "twelve"]
