@@ -61,6 +61,7 @@ test: tools
 # What takes minutes each, and the combinations that `make test` leaves out.
 test-slow: tools
 	scripts/install-clients.sh
+	scripts/install-vllm.sh
 	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 2 -m slow plugins/gpu/tests_gpu/kernels
 	$(VENV)/python -m pytest -n 2 --dist loadfile -m "slow and exhaustive"
 	$(VENV)/python -m pytest -m "slow and not exhaustive"

@@ -61,10 +61,11 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
             )
         if transfer.kv_load_failure_policy != "recompute":
             raise ValueError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config')
-        if model.quantization and not extra.get("allow_quantised"):
+        changed = model.quantization or getattr(model, "hf_overrides", None)
+        if changed and not extra.get("allow_changed"):
             raise ValueError(
-                f"vLLM's weights are quantised ({model.quantization}), its KV is not kvstitch's: "
-                'to use it all the same set "allow_quantised": true in kv_connector_extra_config'
+                f"vLLM changes the model ({changed}), so its KV is not kvstitch's: to use it all "
+                'the same set "allow_changed": true in kv_connector_extra_config'
             )
         self._dtype = str(model.dtype).removeprefix("torch.")
         # The scheduler's: what was claimed, and what the next step loads.

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from kvstitch.service.errors import KvstitchError, WorkerUnavailable
+from kvstitch.service.errors import KvstitchError, WorkerFault, WorkerUnavailable
 from kvstitch.service.gateway.answers.response import NOT_ASKED
 from kvstitch.service.gateway.fleet.worker_pool import Worker
 from kvstitch.service.gateway.worker_client.client import Event
@@ -209,6 +209,8 @@ class VllmWorker(GatewayPart):
             if isinstance(error, WorkerUnavailable):
                 self._served, self._why = None, error.message
             coming.put_nowait(error)
+        except Exception as error:
+            coming.put_nowait(WorkerFault(f"vLLM's answer cannot be read: {error!r}"))
 
 
 def _together(event: Event, vllm: Done) -> Event:

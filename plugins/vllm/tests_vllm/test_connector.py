@@ -247,7 +247,8 @@ def test_a_place_leads_nowhere_else(engine, place):
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype"), ({"quantization": "awq"}, "quantised"),
+    [({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype"), ({"quantization": "awq"}, "awq"),
+     ({"hf_overrides": {"rope_theta": 1.0}}, "rope_theta"),
      ({"kv_load_failure_policy": "fail"}, "recompute")],
 )  # fmt: skip
 def test_settings_of_vllm_that_would_be_wrong(rank, tmp_path, model, changed, why):
