@@ -45,7 +45,8 @@ class TierSettings(BaseModel):
     """The tiers that KV is kept in."""
 
     codec: Literal["int2", "int4", "int8", "k8v4", "raw"] = Field(
-        "raw", description="how KV is stored"
+        "k8v4",
+        description="how KV is stored: `raw`, or in fewer bits (8 for keys and 4 for values)",
     )
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")

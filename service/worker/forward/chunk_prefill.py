@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -125,10 +125,8 @@ class ChunkPrefill:
             tensors = {} if chunk.extra is None else chunk.extra.tensors()
             computed.append(ComputedChunk(encoded, before + flops, extra, tensors))
             before = 0.0  # counted once
-            if address.part_key:  # others are computed behind it
-                raw = replace(address.spec, codec="raw")
-                kept = encode_chunk(raw, chunk.k, chunk.v, pin=pin)
-                self._keep(address.part_key, address, kept)
+            if address.is_part:
+                self._keep(address.key, address, encoded)
         return computed
 
     @property

@@ -30,7 +30,6 @@ class Address:
     other_parts: tuple[tuple[Address, ...], ...] = ()
     # each part but the first was computed as if it alone stood behind the first
     stitched: bool = False
-    part_key: str = ""  # of the segment as a part of others; empty if it is none
     lora: str = ""  # name of the LoRA adapter that it is computed with; empty for the base model
     owner: str = ""  # the tenant, whose key seals it where it is stored
 
@@ -38,6 +37,11 @@ class Address:
     def prefix_ids(self) -> tuple[int, ...]:
         """Token ids of the parts."""
         return _ids(self.parts)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether others may be precomputed behind it as it is stored."""
+        return not self.stitched and not self.other_parts
 
     @property
     def all_parts(self) -> list[tuple[Address, ...]]:
@@ -51,7 +55,7 @@ class Address:
 
     @property
     def prefix(self) -> Prefix:
-        return Prefix(self.prefix_ids, exact=not self.stitched and not self.other_parts)
+        return Prefix(self.prefix_ids, exact=self.is_part)
 
 
 MAX_PREFIXES = 1024
@@ -81,9 +85,9 @@ class Addressing:
         return replace(self, lora=name)
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
-        """Return the system segment S, whose KV is exact in every prompt."""
-        address = self._address(ids, "none", (), tenant)
-        return replace(address, part_key=self._prefix(ids, (), tenant)[0].key) if ids else address
+        """Return the system segment S, whose KV is exact in every prompt, and therefore raw: every
+        token looks at it, and it is short."""
+        return self._address(ids, "none", (), tenant, codec="raw")
 
     def document(
         self,
@@ -105,8 +109,7 @@ class Addressing:
         if prefix_mode == "primer":
             first, *others = [self._nested(prefix, start, tenant) for prefix in behind]
             if not others:
-                address = self._address(ids, "system", first, tenant)
-                return replace(address, part_key=self._prefix(ids, first, tenant)[-1].key)
+                return self._address(ids, "system", first, tenant)
             return self._address(ids, "mean", first, tenant, other_parts=tuple(others))
         neighbours = [self._address(each, "system", start, tenant) for each in behind[0]]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
@@ -148,7 +151,7 @@ class Addressing:
     def _prefix(
         self, ids: Sequence[int], before: tuple[Address, ...], tenant: str
     ) -> tuple[Address, ...]:
-        """Return the parts `before` and then these tokens, which are kept as they are computed."""
+        """Return the parts `before` and then these tokens, under the keys of such segments."""
         if not ids:
             return before
         # Many chunks stand behind the same primers, at every prompt, and hashing them takes long.
@@ -157,9 +160,10 @@ class Addressing:
         if known is None:
             if len(self._prefixes) >= MAX_PREFIXES:
                 self._prefixes.clear()
-            mode = "system" if before else "none"
-            known = (*before, self._address(ids, mode, before, tenant, codec="raw"))
-            self._prefixes[asked] = known
+            part = self.system(ids, tenant)
+            if before:
+                part = self._address(ids, "system", before, tenant)
+            self._prefixes[asked] = known = (*before, part)
         return known
 
     def _address(

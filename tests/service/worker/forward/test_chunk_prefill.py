@@ -161,7 +161,7 @@ def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
 
 
 def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
-    """A primer outlives the few parts that are kept in memory; neither codec nor mode change it."""
+    """A primer outlives the few parts that are kept in memory, as it is stored."""
     held: dict[str, EncodedChunk] = {}
 
     def read(address: Address) -> Future[EncodedChunk | None]:
@@ -170,19 +170,20 @@ def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
         return found
 
     def write(address: Address, computed: ComputedChunk) -> None:
-        assert address.spec.codec == "raw"
+        assert computed.chunk.header.spec == address.spec
         held[address.key] = computed.chunk
 
     first = ChunkPrefill(any_family.decoder, read)
     first.write = write
     made = run(first.compute(address(any_family, D1, D3, codec="int8")))
     assert len(held) == 1, "D3 behind S; S alone is short"
-    again = run(ChunkPrefill(any_family.decoder, read).compute(address(any_family, D1, D3)))
-    assert again.flops < made.flops
+    later = ChunkPrefill(any_family.decoder, read)
+    again = run(later.compute(address(any_family, D1, D3, codec="int8")))
+    assert again.flops < made.flops and torch.equal(again.chunk.data, made.chunk.data)
     expected = any_family.precompute(D1, [*S, *D3])
     last = any_family.decoder.layers - 1
     torch.testing.assert_close(
-        again.chunk.layer(last)[0], expected.layer(last)[0], atol=1e-4, rtol=1e-4
+        again.chunk.layer(last)[0], expected.layer(last)[0], atol=0.05, rtol=0.05
     )
 
 
@@ -212,8 +213,7 @@ def test_chunks_of_a_document_are_parts_of_one_another(any_family: Tiny) -> None
         stored = [addressing.document(D1, "primer", S, "", [])]
         stored += [addressing.document(D2, "primer", S, "", [[D1]])]
         stored += [addressing.document(D3, "primer", S, "", [[D1, D2]])]
-        assert stored[2].parts[-1].key == stored[1].part_key
-        assert (stored[1].part_key == stored[1].key) == (codec == "raw")
+        assert stored[2].parts[-1].key == stored[1].key
         done = [run(chunks.compute(address)) for address in stored]
         fresh = run(ChunkPrefill(any_family.decoder).compute(stored[2]))
         assert done[2].flops < fresh.flops / 2, "what stands before it was at hand"
