@@ -26,7 +26,6 @@ _TEXT_SHARE = {
     **{".html": 0.4, ".htm": 0.4, ".eml": 0.3, ".xlsx": 2.0, ".docx": 0.5, ".pptx": 0.05},
     **{".epub": 1.5, ".pdf": 0.1},
 }
-_SMALLER_CODEC = {"raw": "int8"}
 _FIRST_WORDS = re.compile(r"[^:(]*")
 
 
@@ -60,11 +59,8 @@ class Forecast:
         ]
         if held:
             out.append(f"of this KV {', '.join(held)}")
-        smaller = _SMALLER_CODEC.get(self.codec)
-        if smaller and any(free < self.kv_bytes for free in self.tiers.values()):
-            out.append(
-                f"a service that is started with --codec {smaller} stores about half as many bytes"
-            )
+        if self.codec == "raw" and any(free < self.kv_bytes for free in self.tiers.values()):
+            out.append("a service with the default codec, k8v4, stores 42 % of these bytes")
         return out
 
     def _share(self, free: float) -> str:

@@ -85,8 +85,8 @@ class Addressing:
         return replace(self, lora=name)
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
-        """Return the system segment S, whose KV is exact in every prompt, and therefore raw: every
-        token looks at it, and it is short."""
+        """Return the system segment S, whose KV is exact in every prompt."""
+        # Raw, because all tokens look at it, and it is short.
         return self._address(ids, "none", (), tenant, codec="raw")
 
     def document(
