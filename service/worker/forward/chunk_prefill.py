@@ -125,7 +125,7 @@ class ChunkPrefill:
             tensors = {} if chunk.extra is None else chunk.extra.tensors()
             computed.append(ComputedChunk(encoded, before + flops, extra, tensors))
             before = 0.0  # counted once
-            if address.is_part:
+            if not address.stitched and not address.other_parts:  # others may stand behind it
                 self._keep(address.key, address, encoded)
         return computed
 

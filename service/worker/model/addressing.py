@@ -39,11 +39,6 @@ class Address:
         return _ids(self.parts)
 
     @property
-    def is_part(self) -> bool:
-        """Whether others may be precomputed behind it as it is stored."""
-        return not self.stitched and not self.other_parts
-
-    @property
     def all_parts(self) -> list[tuple[Address, ...]]:
         """What it is computed behind, one after the other."""
         return [self.parts, *self.other_parts]
@@ -55,7 +50,7 @@ class Address:
 
     @property
     def prefix(self) -> Prefix:
-        return Prefix(self.prefix_ids, exact=self.is_part)
+        return Prefix(self.prefix_ids, exact=not self.stitched and not self.other_parts)
 
 
 MAX_PREFIXES = 1024
