@@ -92,7 +92,7 @@ def test_a_sparse_one(serve: Serve, endless_model: Path, corpus: Documents) -> N
         assert read < 0.6 * sum(d["stored_bytes"] for d in cache["documents"])
         assert 0.2 < cache["kept_ratio"] < 0.6 and cache["recomputed_ratio"] == 0
         planned = sum(d["load_bytes"] for d in forecast["documents"])
-        assert planned == pytest.approx(read, rel=0.1)
+        assert planned == pytest.approx(read, rel=0.15)  # without what stands beside keys
         assert forecast["recomputed_tokens"] == cache["recomputed_tokens"]
         assert forecast["flops"] == pytest.approx(cache["flops"], rel=0.25)
         runs = [run for d in cache["tokens"]["documents"] for run in d["runs"]]

@@ -125,7 +125,8 @@ class ChunkPrefill:
             tensors = {} if chunk.extra is None else chunk.extra.tensors()
             computed.append(ComputedChunk(encoded, before + flops, extra, tensors))
             before = 0.0  # counted once
-            if not address.stitched and not address.other_parts:  # others may stand behind it
+            # S, and pieces with the next piece of their document behind them; others are read.
+            if len(address.parts) != 1 and not address.stitched and not address.other_parts:
                 self._keep(address.key, address, encoded)
         return computed
 

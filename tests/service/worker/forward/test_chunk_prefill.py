@@ -99,16 +99,6 @@ def test_the_system_segment_is_a_prefix(any_family: Tiny, chunks: ChunkPrefill) 
     assert made.flops == chunk_prefill(any_family.decoder, len(D1), behind=len(S))
 
 
-def test_a_codec_does_not_round_what_the_next_chunk_stands_behind(
-    any_family: Tiny, chunks: ChunkPrefill
-) -> None:
-    run(chunks.compute(address(any_family, D1, D3, codec="int4")))
-    made = run(chunks.compute(address(any_family, D2, D3))).chunk
-    expected = any_family.precompute(D2, [*S, *D3])
-    last = any_family.decoder.layers - 1
-    torch.testing.assert_close(made.layer(last)[1], expected.layer(last)[1], atol=1e-4, rtol=1e-4)
-
-
 def test_few_prefixes_are_kept_and_deleted_text_is_not(
     any_family: Tiny, chunks: ChunkPrefill
 ) -> None:
