@@ -66,6 +66,14 @@ class Chunk:
     readers: str = EVERYBODY
     prefixes: Sequence[Sequence[Chunk]] = field(default=(), compare=False, repr=False)
 
+    @property
+    def public_id(self) -> int:
+        """What clients call it: below 2^53, made of what it is. `chunk_id` counts everybody's; one
+        below 0 is of this prompt alone."""
+        named = json.dumps([self.doc_id, self.revision, self.ordinal])
+        made = int.from_bytes(hashlib.sha256(named.encode()).digest()[:8]) >> 11
+        return self.chunk_id if self.chunk_id < 0 else made
+
 
 SearchMode = Literal["dense", "sparse", "hybrid"]
 

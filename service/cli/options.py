@@ -209,7 +209,7 @@ def patiently(send: Callable[[], T], on_wait: Callable[[str], None] = lambda why
 def _is_temporary(error: errors.KvstitchError) -> bool:
     """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
     if error.status == 429:
-        return bool(error.field and error.field.endswith("_per_minute"))
+        return bool(error.field and error.field.endswith(("_per_minute", "_per_key")))
     return error.status in (409, 503)
 
 

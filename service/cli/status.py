@@ -42,7 +42,7 @@ def _show(status: dict[str, Any]) -> None:
         shown.add_row("jobs", jobs)
     worker = status["worker"]
     free = "?" if worker["pool_free"] is None else f"{100 * worker['pool_free']:.0f} %"
-    shown.add_row("requests", f"{status['in_flight']} in flight; KV pool {free} free")
+    shown.add_row("requests", f"{status['in_flight'] or 0} in flight; KV pool {free} free")
     out.print(shown)
     if any(each.get("address") for each in status.get("workers", ())):
         workers = table("worker", "state", "running", "waiting", numbers=("running", "waiting"))

@@ -130,13 +130,13 @@ class ConcurrencyLimiter:
         if self.in_flight >= self._max_in_flight:
             self._count_rejected("requests")
             raise Overloaded(
-                f"{self.in_flight} requests are under way, which is the limit: try again later",
+                "as many requests are under way as may be: try again later",
                 retry_after_s=self.retry_after_s,
             )
         if self.waiting_tokens and self.waiting_tokens + tokens > self._max_waiting_tokens:
             self._count_rejected("tokens")
             raise Overloaded(
-                f"prompts of {self.waiting_tokens} tokens are waiting: try again later",
+                "too many prompts are waiting: try again later",
                 retry_after_s=self.retry_after_s,
             )
         if key_id and self._of_key[key_id] >= self._max_per_key:

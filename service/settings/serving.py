@@ -53,6 +53,8 @@ class AccessSettings(BaseModel):
     max_in_flight_per_key: int = Field(
         0, ge=0, description="answers of one API key at a time; 0: half of all that may be"
     )
+    max_jobs_per_key: int = Field(1000, ge=1, description="of one API key that are not done")
+    max_sessions_per_key: int = Field(256, ge=1, description="of MCP, of one API key")
 
     @field_validator("cors_origins")
     @classmethod

@@ -25,6 +25,7 @@ from typing import Any, Self
 import httpx
 
 from kvstitch.client import server_sent_events as events
+from kvstitch.service.gateway.auth.keys import KeyStore
 from tests import preloaded
 from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.metrics import Metrics
@@ -48,6 +49,7 @@ class Service:
         `**IN_PROCESS` means that it embeds by itself.
         """
         self.data_dir = data_dir
+        self._operator: dict[str, str] = {}
         self.port = free_port()
         # Without the planner: on a busy machine a tier is late, and a hit would be computed.
         # Without the prefix cache: many tests ask twice to see where chunks come from.
@@ -195,7 +197,13 @@ class Service:
         self.until(partial(self._decoded_since, before), "nothing is decoded")
 
     def metrics(self) -> Metrics:
-        return Metrics.parse(self.http.get("/metrics").text)
+        reply = self.http.get("/metrics", headers=self._operator)
+        if reply.status_code == 403:  # its own client is a tenant's
+            with contextlib.closing(KeyStore(self.data_dir / "keys.sqlite3")) as store:
+                store.start()
+                self._operator = {"Authorization": f"Bearer {store.create(name='metrics')[0]}"}
+            return self.metrics()
+        return Metrics.parse(reply.text)
 
     def settled_metrics(self) -> Metrics:
         """A scrape whose worker counters are younger than everything asked before this call.

@@ -113,8 +113,9 @@ def fleet(
                 list(pool.map(lambda gateway: gateway.start(), gateways))
             for tenant in TENANTS:
                 made.bearers[tenant] = made.run("keys", "create", "--tenant", tenant)["key"]
+            operator = made.run("keys", "create")["key"]
             for gateway in gateways:  # each reads all keys anew every few seconds
-                gateway.http.headers["Authorization"] = f"Bearer {made.bearers[TENANTS[-1]]}"
+                gateway.http.headers["Authorization"] = f"Bearer {operator}"
                 gateway.until(lambda gateway=gateway: _ready(gateway) == 2, "both workers", START_S)  # type: ignore[misc]
             yield made
         finally:

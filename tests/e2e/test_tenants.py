@@ -118,8 +118,8 @@ def test_no_route_tells_a_tenant_of_anothers_documents(
         assert len(http.get("/admin/jobs").json()["jobs"]) == 1
         (collection,) = http.get("/admin/collections").json()["collections"]
         assert collection["documents"] == 1
-        metrics = http.get("/metrics").text
-        assert 'tenant="' not in metrics and '"own"' not in metrics and '"red"' not in metrics
+        assert http.get("/metrics").status_code == 403, "it counts everybody's documents"
+        assert http.get("/status").json()["corpus"]["documents"] == 1
         acting(service, red)
         assert http.get("/admin/documents/secret").json()["text"] == secret["text"]
         found = service.ask("What is the vault code of Oslo?", top_k=1, max_tokens=2)

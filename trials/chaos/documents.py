@@ -14,6 +14,8 @@ from demo.corpus_files import read_documents
 
 State = Literal["present", "absent", "maybe"]
 TENANTS = ("red", "blue")
+OPERATOR = ""  # the unnamed tenant, whose keys see what is of all
+OF_ALL = ("/metrics", "/admin/gate", "/admin/gate/reset")
 
 
 @dataclass(frozen=True)

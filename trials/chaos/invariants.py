@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import redis as redis_client
 
-from trials.chaos.documents import TENANTS
+from trials.chaos.documents import OPERATOR, TENANTS
 from trials.chaos.errors import Violation
 from trials.chaos.load import own_only
 from trials.chaos.outcomes import check_answer
@@ -73,7 +73,7 @@ def settle(world: World) -> None:
                         f"the deletion {receipt} is owed for ever",
                     )
     world.receipts.clear()
-    with world.client("red") as http:
+    with world.client(OPERATOR) as http:
         until(lambda: _at_rest(http.get("/status").json()), "the service does not come to rest")
 
 

@@ -20,12 +20,10 @@ BATCH = 4
 LOOKS = (
     "/health/live",
     "/status",
-    "/metrics",
     "/v1/methods",
     "/v1/models",
     "/admin/jobs",
     "/admin/collections",
-    "/admin/gate",
 )
 
 

@@ -13,7 +13,7 @@ from tests.e2e.embedding_server import embedding_settings
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 from trials.chaos.asks import Ask
-from trials.chaos.documents import TENANTS, Ledger
+from trials.chaos.documents import OPERATOR, TENANTS, Ledger
 from trials.chaos.errors import Violation
 from trials.chaos.journal import Journal, load_json, save_json
 from trials.chaos.life import ROLES, Faults, Life
@@ -60,12 +60,14 @@ class World:
         """Data folder and API keys; what an earlier run left is used again."""
         kept = self.volume.folder / "keys.json"
         self.data_dir.mkdir(exist_ok=True)
-        self.api_keys = load_json(kept) or {t: make_key(self.data_dir, t) for t in TENANTS}
+        self.api_keys = load_json(kept) or {
+            t: make_key(self.data_dir, t) for t in (*TENANTS, OPERATOR)
+        }
         save_json(kept, self.api_keys)
         (self.folder / "tmp").mkdir(exist_ok=True)
 
     def client(self, tenant: str, timeout_s: float = DEADLINE_S) -> httpx.Client:
-        """A client of the service that runs now.
+        """A client of the service that runs now, of a tenant or the operator.
 
         Raises:
             httpx.ConnectError: None runs.

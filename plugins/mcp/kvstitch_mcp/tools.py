@@ -16,10 +16,11 @@ from typing import Any, Final, Generic, TypeVar, get_type_hints
 
 import mcp_types as types
 from anyio import CancelScope
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
@@ -27,7 +28,7 @@ from starlette.requests import Request
 
 from kvstitch.retriever import DocFilter, DocumentInfo
 from kvstitch.service import __version__
-from kvstitch.service.errors import KvstitchError, WorkerFault
+from kvstitch.service.errors import KvstitchError, QuotaExceeded, WorkerFault
 from kvstitch.service.gateway.admission import CallContext
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.composition import Gateway
@@ -205,11 +206,33 @@ def session_manager(gateway: Gateway) -> StreamableHTTPSessionManager:
         get_tool_input_schema=schemas.get,
     )
     server.middleware.clear()  # a call is traced as every answer is
-    return StreamableHTTPSessionManager(
+    return SessionManager(
         server,
         stateless=bool(gateway.settings.database),
         max_request_body_size=gateway.settings.max_request_bytes,
+        max_per_owner=gateway.settings.max_sessions_per_key,
     )
+
+
+class SessionManager(StreamableHTTPSessionManager):
+    """The SDK's, with a bound on the sessions of each owner."""
+
+    def __init__(self, app: Server[Any], *, max_per_owner: int, **others: Any) -> None:
+        super().__init__(app, **others)
+        self._max_per_owner = max_per_owner
+
+    def _admit_session(
+        self, requestor: AuthorizationContext | None
+    ) -> StreamableHTTPServerTransport | None:
+        held = sum(owner == requestor for owner in self._session_owners.values())
+        if held >= self._max_per_owner:
+            raise QuotaExceeded(
+                f"this API key has {held} sessions, which is its limit: end some (DELETE /mcp), or "
+                "wait until they do",
+                field="sessions_per_key",
+                retry_after_s=60.0,
+            )
+        return super()._admit_session(requestor)
 
 
 def session_owner(principal: Principal) -> AuthenticatedUser:

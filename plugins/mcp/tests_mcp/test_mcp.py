@@ -92,7 +92,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         {"doc_id": "pay", "text": "The capital of the fund is nine.", "readers": ["hr"]},
         {"doc_id": "foreign", "text": "The capital is Paris.", "collection": "other"},
     ]
-    with running(folder, data, worker=FakeWorker("")) as rig:
+    with running(folder, data, worker=FakeWorker(""), max_sessions_per_key=8) as rig:
         rig.http.headers["Authorization"] = f"Bearer {create(rig)}"
         rig.ingest([*DOCUMENTS, *hidden])
         yield rig
@@ -283,14 +283,20 @@ async def test_the_command_outlives_the_service(folder: Path, data: Path) -> Non
                 assert await called(client, "search", query="Norway")
 
 
-def begin_session(rig: Rig, key: str) -> dict[str, str]:
-    """Headers of requests in a session, as clients of revision 2025-06-18 have it."""
+def initialize(rig: Rig, key: str) -> httpx.Response:
+    """What begins a session, as clients of revision 2025-06-18 send it."""
     headers = {"Accept": "application/json, text/event-stream", **bearer(key)}
     params = {"protocolVersion": "2025-06-18", "capabilities": {},
               "clientInfo": {"name": "test", "version": "1"}}  # fmt: skip
     begin = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    reply = rig.http.post("/mcp", json=begin, headers=headers)
+    return rig.http.post("/mcp", json=begin, headers=headers)
+
+
+def begin_session(rig: Rig, key: str) -> dict[str, str]:
+    """Headers of requests in a session."""
+    reply = initialize(rig, key)
     assert reply.status_code == 200, reply.text
+    headers = {"Accept": "application/json, text/event-stream", **bearer(key)}
     headers |= {"MCP-Protocol-Version": "2025-06-18"}
     headers |= {"Mcp-Session-Id": reply.headers["mcp-session-id"]}
     begun = {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -309,6 +315,22 @@ def test_a_session_is_that_of_the_key_that_began_it(service: Rig) -> None:
     assert service.http.delete("/mcp", headers=session).status_code == 200
     assert service.http.post("/mcp", json=lists, headers=session).status_code == 404
     begin_session(service, owner)  # stays open: the service ends nevertheless
+
+
+def test_a_key_has_so_many_sessions(service: Rig) -> None:
+    """Nobody has to end them: those of one key are bounded, and others have their own."""
+    owner, other = create(service), create(service)
+    sessions = [begin_session(service, owner) for _ in range(8)]
+    for _ in range(3):
+        refused = initialize(service, owner)
+        assert refused.status_code == 429 and "Retry-After" in refused.headers
+        assert refused.json()["field"] == "sessions_per_key"
+    begin_session(service, other)
+    assert service.http.delete("/mcp", headers=sessions[0]).status_code == 200
+    begin_session(service, owner)
+    assert initialize(service, owner).status_code == 429
+    for session in sessions[1:]:
+        assert service.http.delete("/mcp", headers=session).status_code == 200
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -213,7 +213,7 @@ class AnswerStream:
             relevance=self.plan.relevance,
             retrieval=self.plan.retrieval,
             usage=response.usage(report),
-            cache=response.cache_report(report, self.plan.doc_ids),
+            cache=response.cache_report(report, self.plan.names),
             stages=stages,
             timing=timing,
             fusion=response.method_fields(fusion),

@@ -65,7 +65,7 @@ def usage(report: Report) -> Usage:
     )
 
 
-def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
+def cache_report(report: Report, names: Mapping[int, dict[str, Any]]) -> CacheReport:
     """Return what happened to the KV of every segment."""
     gate = report.gate
     return _filled(
@@ -73,7 +73,7 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         report,
         system=_filled(CacheSegment, report.system),
         documents=[
-            _filled(CacheDocument, segment, doc_id=doc_ids[segment.chunk_id])
+            _filled(CacheDocument, segment, **names[segment.chunk_id])
             for segment in report.documents
         ],
         gate=None if gate is None else _filled(GateNote, gate, used=method_fields(gate.used)),
@@ -82,7 +82,7 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
 
 def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation:
     """Join what the gateway has prepared with the worker's forecast for it."""
-    generate, doc_ids = plan.generate, plan.doc_ids
+    generate, names = plan.generate, plan.names
     gateway_s = sum(plan.stages.values())
     eviction = generate.eviction
     return _filled(
@@ -98,8 +98,7 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
         max_tokens=generate.sampling.max_tokens,
         system=_filled(SegmentForecastOut, forecast.system),
         documents=[
-            _filled(DocumentForecast, each, doc_id=doc_ids[each.chunk_id])
-            for each in forecast.documents
+            _filled(DocumentForecast, each, **names[each.chunk_id]) for each in forecast.documents
         ],
         expected_ttft_s=gateway_s + forecast.first_token_s,
         full_prefill_ttft_s=gateway_s + forecast.full_prefill_s,

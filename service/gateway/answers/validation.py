@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstitch.records.answers import Citation, Condense, RetrievalNote, Unanswerable
 from kvstitch.retriever import Passage, Scope
@@ -67,9 +68,10 @@ class AnswerPlan:
         return question_of(self.turns)
 
     @property
-    def doc_ids(self) -> dict[int, str]:
-        """Chunk id to the id of its document."""
-        return {passage.chunk.chunk_id: passage.chunk.doc_id for passage in self.passages}
+    def names(self) -> dict[int, dict[str, Any]]:
+        """Chunk id to what clients call the chunk and its document."""
+        chunks = [passage.chunk for passage in self.passages]
+        return {c.chunk_id: {"doc_id": c.doc_id, "chunk_id": c.public_id} for c in chunks}
 
     @property
     def retrieval(self) -> RetrievalNote | None:

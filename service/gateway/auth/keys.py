@@ -69,6 +69,11 @@ class Sender:
         return Pen(groups, SHARE in self.scopes)
 
     @property
+    def limited(self) -> bool:
+        """Whether there are documents that they may not read."""
+        return bool(self.tenant) or self.view.groups is not None
+
+    @property
     def subject(self) -> str:
         """Of a token."""
         return self.key_id.removeprefix(SUBJECT)

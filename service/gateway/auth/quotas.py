@@ -151,7 +151,7 @@ class Quotas:
                 if (limit := getattr(most, name)) is not None and used > limit:
                     raise QuotaExceeded(
                         f"the quota {name} of this {owner} is {limit}, with these documents it "
-                        f"would be {used}: delete documents, or ask for a larger quota",
+                        "would be more: delete documents, or ask for a larger quota",
                         field=name,
                         retry_after_s=60.0,
                     )

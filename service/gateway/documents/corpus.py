@@ -55,7 +55,13 @@ class Corpus:
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         self.ingestion = Ingestion(self._store, purges, chunks, worker, metrics, settings)
         self.jobs = JobService(
-            self._store, purges, self.ingestion, chunks.retriever, quotas=quotas, disk=disk
+            self._store,
+            purges,
+            self.ingestion,
+            chunks.retriever,
+            quotas=quotas,
+            disk=disk,
+            most_jobs=settings.max_jobs_per_key,
         )
         self.documents = DocumentService(
             self._store, deletions, purges, self.ingestion, chunks.retriever

@@ -40,7 +40,6 @@ from kvstitch.service.gateway.service_database import AlreadyThere
 T = TypeVar("T", JobFault, WarnedDocument, JobStep)
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
 DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
-MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
 
 
 class JobService:
@@ -53,6 +52,7 @@ class JobService:
         *,
         quotas: Quotas,
         disk: DiskGuard,
+        most_jobs: int,
     ) -> None:
         self._jobs = jobs
         self._purges = purges
@@ -60,6 +60,7 @@ class JobService:
         self._retriever = retriever
         self._quotas = quotas
         self._disk = disk
+        self._most_jobs = most_jobs
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
         self._keys_in_use: set[tuple[str, str]] = set()  # (tenant, idempotency key)
 
@@ -72,14 +73,16 @@ class JobService:
         """Accept documents as they come in: on return all of them are on disk, or none. The same
         key with the same documents gets the same job.
 
-        Raises Conflict if a request with the same key is in flight, InvalidRequest if it was used
-        for other documents, DiskFull, QuotaExceeded, NotAWriter if a document would have readers or
-        writers that the sender is none of, and what reading the documents raises.
+        Raises Conflict if a request of the sender with the same key is in flight, InvalidRequest if
+        it was used for other documents, DiskFull, QuotaExceeded, NotAWriter if a document would
+        have readers or writers that the sender is none of, and what reading the documents raises.
         """
         tenant = principal.tenant
+        if idempotency_key is not None and principal.key_id:  # others' tell nothing
+            idempotency_key = f"{principal.key_id}\n{idempotency_key}"
         with self._exclusive_use(tenant, idempotency_key):
             await self._drop()
-            who = principal.view, principal.pen, principal.key_id
+            who = principal.view, principal.pen, principal.key_id, self._most_jobs
             job_id = await asyncio.to_thread(self._jobs.begin, tenant, *who)
             readers: set[str] = set()
             try:
@@ -117,15 +120,8 @@ class JobService:
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
     ) -> JobList:
         """Return jobs, newest first."""
-        if cursor is not None and not (
-            cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_CURSOR_DIGITS
-        ):
-            raise InvalidRequest(
-                "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
-            )
-        before = None if cursor is None else int(cursor)
         found, next_cursor = await asyncio.to_thread(
-            self._jobs.page, principal.tenant, limit, before, state, principal.view
+            self._jobs.page, principal.tenant, limit, cursor, state, principal.view
         )
         stopped_by = await self._stopped_by()
         jobs = [await self._job_for(job, principal, stopped_by) for job in found]
@@ -168,8 +164,10 @@ class JobService:
     async def _stored(
         self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS
     ) -> StoredJob:
-        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
-        if job is None or not all(map(principal.view.shows, job.readers)):
+        job = await asyncio.to_thread(
+            self._jobs.get, job_id, principal.tenant, max_errors, principal.view
+        )
+        if job is None:
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
@@ -299,7 +297,7 @@ class JobService:
         job_id, known_digest = known
         if digest != known_digest:
             raise InvalidRequest(
-                f"Idempotency-Key {key!r} was used for other documents: send a new key with them",
+                "the Idempotency-Key was used for other documents: send a new key with them",
                 field="Idempotency-Key",
             )
         return await self._get(principal, job_id)
@@ -312,7 +310,7 @@ class JobService:
             return
         if (tenant, key) in self._keys_in_use:
             raise Conflict(
-                f"a request with the Idempotency-Key {key!r} is under way: wait for its answer",
+                "a request with this Idempotency-Key is under way: wait for its answer",
                 retry_after_s=1.0,
             )
         self._keys_in_use.add((tenant, key))

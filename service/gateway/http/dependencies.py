@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.types import Scope
 
-from kvstitch.service.errors import UnsupportedMediaType
+from kvstitch.service.errors import Forbidden, UnsupportedMediaType
 from kvstitch.service.gateway.admission import CallContext
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.composition import Gateway
@@ -58,6 +58,16 @@ def require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
         return principal
 
     return admitted
+
+
+def of_all(principal: Principal) -> None:
+    """Raise Forbidden for numbers of the whole service, unless the sender reads all of the unnamed
+    tenant's documents, as an operator does."""
+    if principal.limited:
+        raise Forbidden(
+            "this is of the whole service, with documents of others: use a key of the unnamed "
+            "tenant that reads all groups"
+        )
 
 
 Generating = Annotated[Principal, Depends(require_scope("generate"))]

@@ -278,7 +278,7 @@ def citations(
         Citation(
             index=index,
             doc_id=passage.chunk.doc_id,
-            chunk_id=passage.chunk.chunk_id,
+            chunk_id=passage.chunk.public_id,
             title=passage.chunk.title,
             char_start=passage.chunk.char_start,
             char_end=passage.chunk.char_end,

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from trials.chaos.documents import OF_ALL, OPERATOR
 from trials.chaos.errors import Violation
 from trials.chaos.load import write_once
 from trials.chaos.outcomes import send
@@ -131,7 +132,7 @@ def kill_worker_on_every_route(world: World, chance: random.Random) -> None:
 
     def run(method: str, path: str, request: dict[str, Any]) -> None:
         try:
-            with world.client("red") as client:
+            with world.client(OPERATOR if path in OF_ALL else "red") as client:
                 send(world, client, method, path, **request)
         except Violation as violation:
             violations.append(str(violation))

@@ -128,5 +128,4 @@ class StoredJob:
     warnings: list[tuple[str, WarnedDocument]]
     ahead: WorkAhead
     pending: bool  # some of its documents are not indexed yet
-    readers: list[str]  # of its documents when they were sent
-    writers: str = ""  # of documents that its sender stores
+    writers: str  # of documents that its sender stores

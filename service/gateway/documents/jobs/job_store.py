@@ -31,7 +31,7 @@ from kvstitch.records.documents import (
 from kvstitch.retriever import Scope
 from kvstitch.retriever.scope import ANY_PEN, EVERYBODY, EVERYTHING, Pen, View
 from kvstitch.retriever.sql.expressions import among
-from kvstitch.service.errors import DatabaseUnavailable
+from kvstitch.service.errors import DatabaseUnavailable, InvalidRequest, QuotaExceeded
 from kvstitch.service.gateway.documents.jobs.document_queue import (
     FREE,
     OF_TENANTS,
@@ -53,6 +53,8 @@ from kvstitch.service.gateway.tables import documents, jobs, sizes
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 _ACCEPTED = jobs.c.state != "spooling"
 MAX_ERRORS = 100  # that a job shows unless more are asked for
+MAX_UPLOADS = 32  # of one sender at a time
+ENDED_KEPT = 2000  # jobs of one sender
 # What `_load` reads of a job.
 _PEN = jobs.c["view", "writes", "takes"]
 _JOB = sa.select(
@@ -76,10 +78,18 @@ class JobStore(UnfinishedDocuments):
     # -- acceptance ------------------------------------------------------------------------------
 
     def begin(
-        self, tenant: str, view: View = EVERYTHING, pen: Pen = ANY_PEN, sender: str = ""
+        self,
+        tenant: str,
+        view: View = EVERYTHING,
+        pen: Pen = ANY_PEN,
+        sender: str = "",
+        most: int = 1000,
     ) -> str:
         """Create a job of who reads and writes so, which is invisible until `accept`; return its
-        id."""
+        id. Of what the sender has sent before the oldest jobs are forgotten that have ended.
+
+        Raises QuotaExceeded if `most` of the sender's jobs are not done.
+        """
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
                                "created": now, "updated": now, "view": view.name,
@@ -90,7 +100,22 @@ class JobStore(UnfinishedDocuments):
         else:  # after all others
             last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
             row["number"] = last.scalar_subquery() + 1
+        own = jobs.c.tenant == tenant, jobs.c.sender == sender
+        still = jobs.c.state.in_(["spooling", *OPEN_STATES])
+        counted = sa.select(jobs.c.state, sa.func.count()).where(*own, still)
+        oldest = sa.select(jobs.c.number).where(*own, ~still).order_by(jobs.c.number.desc())
+        oldest = oldest.offset(ENDED_KEPT).limit(1)
         with self._write() as write:
+            held = {state: n for state, n in write.execute(counted.group_by(jobs.c.state))}
+            if sum(held.values()) >= most or held.get("spooling", 0) >= MAX_UPLOADS:
+                raise QuotaExceeded(
+                    f"of this API key {most} jobs may be not done, and {MAX_UPLOADS} be sent at a "
+                    "time: wait for some of them",
+                    field="jobs_per_key",
+                    retry_after_s=5.0,
+                )
+            older = jobs.c.number <= oldest.scalar_subquery()
+            write.execute(jobs.delete().where(*own, ~still, older))
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
 
@@ -181,36 +206,42 @@ class JobStore(UnfinishedDocuments):
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> StoredJob | None:
-        named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
+    def get(
+        self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS, view: View = EVERYTHING
+    ) -> StoredJob | None:
+        """Return a job that a view shows, all of its documents."""
         with self._read() as read:
-            row = read.execute(_JOB.where(*named)).first()
-            return None if row is None else _load(read, row, max_errors)
+            shown = _shown(read, tenant, view)
+            row = read.execute(_JOB.where(jobs.c.job_id == job_id, _ACCEPTED, shown)).first()
+            return None if row is None else _load(read, row, shown, max_errors)
 
     def page(
         self,
         tenant: str,
         limit: int,
-        before: int | None,
+        after: str | None,
         state: str | None,
         view: View = EVERYTHING,
     ) -> tuple[list[StoredJob], str | None]:
-        """Return jobs, newest first, of those with a number below `before`: those whose documents
-        a view shows, all of them; and the number of the last, None: there are no more."""
-        query = _JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
-        if before is not None:
-            query = query.where(jobs.c.number < before)
+        """Return jobs, newest first, of those older than the job `after`: those whose documents
+        a view shows, all of them; and the last one's id, None: there are no more. Raises
+        InvalidRequest if there is no job `after`."""
+        query = _JOB.where(_ACCEPTED)
         if state is not None:
             query = query.where(jobs.c.state == state)
         with self._read() as read:
-            if view.groups is not None:
-                own = sa.select(jobs.c.readers).where(jobs.c.tenant == tenant).distinct()
-                there = read.scalars(own).all()
-                shown = [each for each in there if all(map(view.shows, json.loads(each)))]
-                query = query.where(among(jobs.c.readers, shown))
-            rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
-            found = [_load(read, row) for row in rows[:limit]]
-        return found, str(rows[limit - 1].number) if len(rows) > limit else None
+            shown = _shown(read, tenant, view)
+            if after is not None:
+                named = sa.select(jobs.c.number).where(jobs.c.job_id == after, shown)
+                if (number := read.scalar(named)) is None:
+                    said = "cursor: pass the next_cursor of the page before, or leave it out"
+                    raise InvalidRequest(said, field="cursor")
+                query = query.where(jobs.c.number < number)
+            rows = read.execute(
+                query.where(shown).order_by(jobs.c.number.desc()).limit(limit + 1)
+            ).all()
+            found = [_load(read, row, shown) for row in rows[:limit]]
+        return found, rows[limit - 1].job_id if len(rows) > limit else None
 
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
@@ -309,8 +340,25 @@ class JobStore(UnfinishedDocuments):
         check(int(count), int(size))
 
 
-def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> StoredJob:
-    """Return a job from its row of _JOB and the rows of its documents, with so many errors."""
+def _shown(read: sa.Connection, tenant: str, view: View) -> sa.ColumnElement[bool]:
+    """Return a condition on jobs: they are the tenant's, and a view shows all of their
+    documents."""
+    of_tenant = jobs.c.tenant == tenant
+    if view.groups is None:
+        return of_tenant
+    there = read.scalars(sa.select(jobs.c.readers).where(of_tenant).distinct()).all()
+    shown = [each for each in there if all(map(view.shows, json.loads(each)))]
+    return sa.and_(of_tenant, among(jobs.c.readers, shown))
+
+
+def _load(
+    read: sa.Connection,
+    row: sa.Row[Any],
+    shown: sa.ColumnElement[bool],
+    max_errors: int = MAX_ERRORS,
+) -> StoredJob:
+    """Return a job from its row of _JOB and the rows of its documents, with so many errors. What
+    comes before it is told of jobs that are shown."""
     mine = documents.c.job_id == row.job_id
     kinds = documents.c["state", "change"]
     sums = sa.func.count().label("n"), sa.func.sum(documents.c.chunks).label("chunks")
@@ -356,9 +404,8 @@ def _load(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -
             (collection, WarnedDocument(doc_id=name, warnings=_read_warnings(said)))
             for collection, name, said in told(documents.c.warnings, *has_warnings)
         ],
-        WorkAhead() if job.ended else _ahead(read, row.job_id),
+        WorkAhead() if job.ended else _ahead(read, row.job_id, shown),
         bool(states["pending"]),
-        json.loads(row.readers),
         pen_of(row.view, row.writes, row.takes).writers,
     )
 
@@ -368,8 +415,9 @@ def _read_warnings(stored: str) -> list[DocumentWarning]:
     return [DocumentWarning(**one) for one in json.loads(stored)]
 
 
-def _ahead(read: sa.Connection, job_id: str) -> WorkAhead:
-    """Sum up the documents that are not done up to the job's last: oldest come first."""
+def _ahead(read: sa.Connection, job_id: str, shown: sa.ColumnElement[bool]) -> WorkAhead:
+    """Sum up the documents of jobs that are shown, and are not done, up to the job's last: oldest
+    come first."""
     ends = sa.select(sa.func.min(documents.c.number), sa.func.max(documents.c.number))
     first, last = read.execute(ends.where(documents.c.job_id == job_id)).one()
     if last is None:
@@ -383,6 +431,6 @@ def _ahead(read: sa.Connection, job_id: str) -> WorkAhead:
         total(~indexed & ~known, documents.c.bytes), total(~indexed & known, documents.c.bytes),
         total(indexed & (documents.c.change != "unchanged"), documents.c.tokens),
         total(documents.c.number < first, documents.c.number),
-    ).where(UNFINISHED, documents.c.number <= last)  # fmt: skip
+    ).select_from(OF_TENANTS).where(UNFINISHED, documents.c.number <= last, shown)  # fmt: skip
     new, old, tokens, earlier = read.execute(query).one()
     return WorkAhead(float(new), float(old), float(tokens), last, bool(earlier))

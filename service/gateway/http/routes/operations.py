@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from kvstitch.service import __version__
 from kvstitch.service.errors import UnknownMethod
+from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.composition import Gateway
 from kvstitch.service.gateway.fleet.member import WorkerState
 from kvstitch.service.gateway.http.dependencies import (
@@ -21,6 +22,7 @@ from kvstitch.service.gateway.http.dependencies import (
     JsonRoute,
     ReadingMetrics,
     note,
+    of_all,
 )
 from kvstitch.service.gateway.http.problems import RETRY_AFTER_S
 from kvstitch.service.gateway.prometheus import OWN_TIER, WorkerCollector
@@ -39,6 +41,7 @@ class NotReady(BaseModel):
 @router.get("/admin/gate")
 async def gate(principal: Administering, gateway: GatewayDep) -> Gate:
     """How methods agree with full prefill, and what is used instead of those that do not."""
+    of_all(principal)
     return _gate(gateway, await gateway.worker.gate())
 
 
@@ -47,6 +50,7 @@ async def reset(
     principal: Administering, gateway: GatewayDep, body: GateReset, request: Request
 ) -> Gate:
     """Trust a method again, or all of them; what was seen of it so far counts no more."""
+    of_all(principal)
     note(request, method=body.method)
     known = sorted(info.name for info in gateway.worker.require().fusion)
     if body.method is not None and body.method not in known:
@@ -83,8 +87,8 @@ async def ready(gateway: GatewayDep) -> JSONResponse:
 
 @router.get("/status")
 async def status(gateway: GatewayDep, principal: ReadingMetrics) -> dict[str, Any]:
-    """What a person wants to know at a glance."""
-    return {"version": __version__, **await _status(gateway)}
+    """What a person wants to know at a glance; of documents and load what the sender may see."""
+    return {"version": __version__, **await _status(gateway, principal)}
 
 
 @router.get(
@@ -93,21 +97,26 @@ async def status(gateway: GatewayDep, principal: ReadingMetrics) -> dict[str, An
     responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
 )
 async def metrics(gateway: GatewayDep, principal: ReadingMetrics) -> Response:
+    of_all(principal)
     return Response(gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _status(gateway: Gateway) -> dict[str, Any]:
-    """Return state, model, corpus, load and tiers, None for what is not known yet."""
-    ready, stats = gateway.worker.ready, gateway.worker.stats
+async def _status(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+    """Return state, model, corpus, load and tiers, None for what is not known yet, or of others."""
+    whole = not principal.limited
+    ready, stats = gateway.worker.ready, gateway.worker.stats if whole else None
     reason = gateway.not_ready()
     fmt = gateway.prompts.format
     corpus: dict[str, Any] | None = None
     if gateway.retriever.started:
+        counted = gateway.retriever.catalog.collections
+        found = await gateway.retriever.run(counted, principal.tenant, principal.view)
         counts = await gateway.retriever.run(gateway.retriever.catalog.counts)
+        of_sender = {name: sum(asdict(one)[name] for _, one in found) for name in asdict(counts)}
         corpus = {
-            **asdict(counts),
-            "jobs": await gateway.corpus.jobs.states(),
-            "complete": gateway.corpus.ingestion.complete,
+            **(asdict(counts) if whole else of_sender),
+            "jobs": await gateway.corpus.jobs.states() if whole else {},
+            "complete": gateway.corpus.ingestion.complete if whole else None,
         }
     return {
         "state": "ready" if reason is None else "not ready",
@@ -122,8 +131,8 @@ async def _status(gateway: Gateway) -> dict[str, Any]:
             "prefix_mode": fmt.prefix_mode,
         },
         "corpus": corpus,
-        "ingest": None if ready is None else gateway.corpus.pace(ready.model),
-        "in_flight": gateway.limiter.in_flight,
+        "ingest": None if ready is None or not whole else gateway.corpus.pace(ready.model),
+        "in_flight": gateway.limiter.in_flight if whole else None,
         "worker": {
             "pid": gateway.worker_pid,
             "pool_tokens": None if ready is None else ready.pool_tokens,
@@ -133,10 +142,10 @@ async def _status(gateway: Gateway) -> dict[str, Any]:
         },
         "workers": [
             _worker_report(state, number, gateway.metrics.worker)
-            for number, state in enumerate(gateway.worker_states())
+            for number, state in enumerate(gateway.worker_states() if whole else ())
         ],
         "gate": None if stats is None else _gate_states(stats),
-        "tiers": gateway.metrics.worker.tiers(),
+        "tiers": gateway.metrics.worker.tiers() if whole else {},
     }
 
 

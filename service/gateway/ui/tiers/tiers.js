@@ -63,7 +63,7 @@ function facts({ version, model, corpus, worker, in_flight: open }) {
     out.push(["Stored as", model.codec]);
   }
   if (corpus) out.push(["Documents", count(corpus.documents)], ["Chunks", count(corpus.chunks)], ["Tokens", count(corpus.tokens)]);
-  out.push(["Requests open", count(open)]);
+  if (open !== null) out.push(["Requests open", count(open)]);
   if (worker.running !== null) out.push(["Running", count(worker.running)], ["Waiting", count(worker.waiting)]);
   if (worker.pool_free !== null) out.push(["KV pool free", percent(worker.pool_free)]);
   return out;

@@ -125,7 +125,7 @@ def test_pages_of_jobs(store: JobStore) -> None:
     store.cancel(ids[1])
     page, next_cursor = store.page("", 2, None, None)
     assert [stored.job.job_id for stored in page] == [ids[4], ids[3]]
-    rest, end = store.page("", 9, int(next_cursor or 0), None)
+    rest, end = store.page("", 9, next_cursor, None)
     assert [stored.job.job_id for stored in rest] == ids[2::-1] and end is None
     cancelled, _ = store.page("", 9, None, "cancelled")
     assert [stored.job.job_id for stored in cancelled] == [ids[1]]
