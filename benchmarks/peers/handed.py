@@ -63,7 +63,7 @@ class HandingKvstitch(KvstitchServer):
         self.name += " handed over" if vllm else ""
 
     def environment(self) -> Mapping[str, str]:
-        own = {"KVSTITCH_PLUGINS": "kvstitch_vllm.plugin", "KVSTITCH_PLANNER": "false"}
+        own = {"KVSTITCH_PLUGINS": "kvstitch_vllm.plugin", "KVSTITCH_DTYPE": "bfloat16"}
         handing = {"KVSTITCH_ENGINE": "vllm", "KVSTITCH_ENGINE_URL": self._vllm}
         return {**super().environment(), **own, **(handing if self._vllm else {})}
 
@@ -102,7 +102,8 @@ def ask(server: OwnProcess, prompt: Prompt, tokens: int, method: str = "") -> An
     each = (at[-1] - at[0]) / max(1, made - 1)
     handed = (done.get("stages") or {}).get("hand_over", 0.0)
     # Our route sends the words that begin the answer as its first text; the others do not.
-    return Answer(at[0] - began, each, made, text.removeprefix(server.conditions.begins), handed)
+    text = text.removeprefix(server.conditions.begins).strip()
+    return Answer(at[0] - began, each, made, text, handed)
 
 
 def together(
@@ -121,7 +122,7 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
     with ExitStack() as opened:
         vllm: OwnProcess = opened.enter_context(_running(ConnectedVllm(conditions), say))
         handing = opened.enter_context(_running(HandingKvstitch(SCOUT, conditions, vllm.url), say))
-        own = opened.enter_context(_running(HandingKvstitch(SCOUT, conditions, ""), say))
+        own = opened.enter_context(_running(HandingKvstitch(VANILLA, conditions, ""), say))
         found = sources(natural_questions.load("test"))
         rounds = {
             name: Rounds(
@@ -143,7 +144,7 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
             for _ in range(number):
                 (prompt,) = next(made)
                 first, second = ask(vllm, prompt, args.tokens), ask(handing, prompt, args.tokens)
-                rows.append((len(prompt.ids), first, second, ask(own, prompt, args.tokens)))
+                rows.append((len(prompt.ids), first, second, ask(own, prompt, args.tokens, SCOUT)))
                 say(f"{name}: {first.ttft_s:.2f} s alone, {second.ttft_s:.2f} s handed over")
             result[name] = _ratios(rows)
         made = rounds["1K"].made(args.seed + 1)
@@ -160,7 +161,7 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
         }
         say(str(result["same text as vLLM alone"]))
         scouted = [
-            (ask(handing, p, args.tokens).text, ask(own, p, args.tokens).text) for p in texts
+            (ask(handing, p, args.tokens).text, ask(own, p, args.tokens, SCOUT).text) for p in texts
         ]
         same = sum(a == b for a, b in scouted)
         result["question_scout, same text as the own engine's"] = f"{same} of {len(texts)}"
