@@ -49,7 +49,7 @@ def test_the_folder_leads_to_the_page(shared: Rig) -> None:
 
 def test_every_file_is_in_the_wheel() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    package = ROOT / "service"
+    package = ROOT / "kvstitch" / "service"
     packed = {
         file
         for pattern in tool["setuptools"]["package-data"]["kvstitch.service"]
