@@ -26,6 +26,20 @@ if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
   echo "$mark" >$python/.installed
 fi
 
+# Of one package each: Dify's own, and OpenAI's of this month and of a year ago, against whose types
+# answers are held.
+single() {
+  if [ "$(cat "build/$1/.installed" 2>/dev/null || true)" != "$2" ]; then
+    echo "setup: $2"
+    "${PYTHON:-python3}" -m venv "build/$1"
+    "build/$1/bin/python" -m pip --disable-pip-version-check -q install --no-compile "$2"
+    echo "$2" >"build/$1/.installed"
+  fi
+}
+single clients-dify dify-plugin==0.7.4
+single openai-2026-11 openai==3.57.0
+single openai-2025-11 openai==2.8.1
+
 if ! command -v npm >/dev/null 2>&1; then
   echo "setup: no npm here, so the clients in JavaScript are left out" >&2
   exit 0

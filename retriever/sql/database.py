@@ -30,7 +30,7 @@ from kvstitch.retriever.errors import (
 from kvstitch.retriever.sql.revisions import Schema, prepare
 
 CONNECT_S = 5  # to connect, or to wait for a connection
-WRITE_WAIT_S = 10.0  # how long a write waits for another process's in an SQLite file
+WRITE_WAIT_S = 5.0  # how long a write waits for another process's in an SQLite file
 # Both ends notice within half a minute that the other is cut off. The server then gives up the
 # session, and with it its locks.
 CLIENT_KEEPALIVE: Any = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
@@ -40,6 +40,11 @@ SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5,
 PREPARING = 0x6B76_0001  # number of the advisory lock
 NO_LOCK = 0
 
+# What passes when whoever holds the file, or has it read-only, lets go of it.
+_HELD = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+)
 _SQLITE_SETTINGS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA foreign_keys = ON",
@@ -294,7 +299,10 @@ def _close_idle(engine: sa.Engine, idle: list[sa.Connection]) -> None:
 def _classified(error: Exception) -> DatabaseError:
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
-        unique = getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_UNIQUE
+        code = getattr(cause, "sqlite_errorcode", 0)
+        if code & 0xFF in _HELD:
+            return Unreachable(f"a database file cannot be used now: {cause}")
+        unique = code == sqlite3.SQLITE_CONSTRAINT_UNIQUE
         return AlreadyThere(str(cause)) if unique else DatabaseError(str(cause))
     if isinstance(cause, NoneIsFree):  # of the pool
         return Unreachable(f"PostgreSQL cannot be reached: {cause}")

@@ -16,12 +16,16 @@ from kvstitch.service.gateway.composition import Gateway
 from kvstitch.service.gateway.http import problems
 from kvstitch.service.gateway.http.browser_guard import BrowserGuard
 from kvstitch.service.gateway.http.middleware import Authentication, RequestContext
+from kvstitch.service.gateway.http.openai.envelope import WARNINGS_HEADER
 from kvstitch.service.gateway.http.openapi import Offer, OpenApiDescription
 from kvstitch.service.gateway.http.routes import answers, documents, operations, pages
 from kvstitch.service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
-READABLE_HEADERS = ("Location", "Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry")
+READABLE_HEADERS = (
+    *("Location", "Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry"),
+    WARNINGS_HEADER,
+)
 
 
 def create_app(gateway: Gateway) -> FastAPI:

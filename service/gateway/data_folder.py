@@ -23,7 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from kvstitch.service.errors import DiskFull, InvalidSetting
+from kvstitch.service.errors import (
+    DatabaseUnavailable,
+    DiskFull,
+    InvalidSetting,
+    KvstitchError,
+)
 
 logger = logging.getLogger(__name__)
 FOLDER_MODE = 0o700
@@ -91,7 +96,26 @@ def _restrict(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-_FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT)
+_FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last where a limit of size is set
+HELD_RETRY_S = 5.0
+# The disk, or a folder of it, is not this process's to write now.
+_HELD_ERRNO = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
+
+
+def not_usable(error: BaseException) -> KvstitchError | None:
+    """Return what to tell clients of an error of the system that passes, by itself or once somebody
+    acts; None if it is a fault of ours."""
+    full = getattr(error, "errno", None) in _FULL_ERRNO
+    if not isinstance(error, OSError) or not (full or error.errno in _HELD_ERRNO):
+        return None
+    kind: type[KvstitchError] = DiskFull if full else DatabaseUnavailable
+    # Which file it is, is for the log.
+    why = os.strerror(error.errno or 0)
+    return kind(
+        f"a store cannot be written now ({why}): try again later", retry_after_s=HELD_RETRY_S
+    )
+
+
 # SQLite says one of these where a file beside the database cannot grow.
 _PERHAPS_FULL = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 LITTLE_BYTES = 1 << 20  # less than this free: it is the disk

@@ -75,7 +75,7 @@ NOT_UTF8 = "is not valid UTF-8: save or send the text encoded as UTF-8"
 MAX_OTHER_FIELDS = 5
 MAX_SHOWN_CHARS = 80
 _UNION_KINDS = ("constrained-", "list[", "function-", "literal[", "dict[")
-_UNION_BRANCHES = ("str", "int", "RerankText", "NamedTool", "FunctionChoice")
+_UNION_BRANCHES = ("str", "int", "RerankText", "NamedTool", "FunctionChoice", "OtherChoice")
 
 
 def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> InvalidRequest:

@@ -40,6 +40,7 @@ _VALUE = rf"{_UNRESERVED}+(=({_UNRESERVED}|%[0-9A-F]{{2}})*)?"
 _QUERY = rf"(\?{_VALUE}(&{_VALUE})*)?"
 _DOMAIN = rf"{_LABEL}(\.{_LABEL}){{0,4}}\.[a-z]{{2,6}}"
 _AUTHORITY = rf"({_DOMAIN}|localhost)(:[1-9][0-9]{{0,3}})?"
+_POINTER = r"(/([a-zA-Z0-9._-]|~[01]){1,40}){0,8}"
 _MAILBOX = r"[a-zA-Z0-9_+-]{1,20}(\.[a-zA-Z0-9_+-]{1,20}){0,2}"
 
 HELD = {
@@ -54,6 +55,11 @@ HELD = {
     "ipv6": _IPV6,
     "uri": rf"[a-z][a-z0-9+]{{1,14}}://{_AUTHORITY}{_PATH}{_QUERY}(#{_UNRESERVED}*)?",
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-[1-5]{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}",
+}
+HELD |= {
+    **dict.fromkeys(("iri", "uri-reference", "iri-reference", "uri-template"), HELD["uri"]),
+    **{"idn-email": HELD["email"], "idn-hostname": HELD["hostname"]},
+    **{"json-pointer": _POINTER, "relative-json-pointer": rf"(0|[1-9][0-9]?)(#|{_POINTER})"},
 }
 
 

@@ -78,6 +78,9 @@ class LimitSettings(BaseModel):
     rerank_timeout_s: float = Field(
         30.0, gt=0, description="for /v1/rerank; answers and searches have rerank_deadline_s"
     )
+    strict_fields: bool = Field(
+        False, description="OpenAI's routes refuse fields that nobody knows; else they warn"
+    )
     max_request_bytes: int = Field(8 * MIB, ge=1024, description="body of any call but an ingest")
     max_body_bytes: int = Field(64 * MIB, ge=1024, description="body of an ingest call")
     max_body_values: int = Field(

@@ -77,6 +77,8 @@ def verify(args: argparse.Namespace) -> int:
     else:
         entries, heads = _read(args.file)
         faults = verified(watched(iter(entries)), heads)
+    if not count and args.file is not None:
+        faults.append(f"{args.file} holds no entry: there is nothing to check")
     for tenant, marks in noted.items():
         for mark in marks:
             if seen[tenant].get(mark.number) != mark.hash:
@@ -91,7 +93,7 @@ def verify(args: argparse.Namespace) -> int:
         for fault in faults:
             print(fault)
         if not faults:
-            print(f"{count} entries, whole and in order")
+            print(f"{count} entries, whole and in order" if count else "no entries yet")
             for tenant, head in ends.items():
                 print(f"head of {tenant or 'the unnamed tenant'}: {head['number']}:{head['hash']}")
     return 1 if faults else 0

@@ -15,7 +15,7 @@ from kvstitch.records.answers import RankedBy, SearchResult
 from kvstitch.retriever.search import MAX_FUSED_SCORE
 from kvstitch.service.errors import InvalidRequest, KvstitchError
 from kvstitch.service.gateway.http.problems import sendable
-from kvstitch.service.gateway.schemas.fields import LENIENT, Unicode
+from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Unicode
 from kvstitch.service.gateway.schemas.search import SearchRequest
 
 Operator = Literal[
@@ -25,7 +25,7 @@ Operator = Literal[
 Value = Unicode | int | float | list[Unicode]
 
 
-class Condition(BaseModel):
+class Condition(SentModel):
     """`name` may be several fields (Dify's earlier documentation): one of them passes."""
 
     model_config = LENIENT
@@ -35,21 +35,21 @@ class Condition(BaseModel):
     value: Value | None = None
 
 
-class MetadataCondition(BaseModel):
+class MetadataCondition(SentModel):
     model_config = LENIENT
 
     logical_operator: Literal["and", "or"] | None = None
     conditions: Annotated[list[Condition], Field(fail_fast=True)] | None = None
 
 
-class RetrievalSetting(BaseModel):
+class RetrievalSetting(SentModel):
     model_config = LENIENT
 
     top_k: int = Field(ge=1)
     score_threshold: float = Field(0.0, ge=0, le=1, description="0: none")
 
 
-class RetrievalRequest(BaseModel):
+class RetrievalRequest(SentModel):
     """POST /retrieval; `knowledge_id` is the name of a collection."""
 
     model_config = LENIENT

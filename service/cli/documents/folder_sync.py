@@ -58,6 +58,7 @@ class FolderSync:
         self._root, self._client = root, client
         self._source = source_name(args, root)
         self._collection = args.collection or "default"
+        self._hidden: bool = getattr(args, "hidden", False)
         self._anyway: bool = getattr(args, "prune_all", False)
         self.stored = self._list()
 
@@ -112,7 +113,7 @@ class FolderSync:
 
     def gone(self, *, check: bool) -> list[Name]:
         """Return what is stored now, and not in the folder, which is looked at afterwards."""
-        self.stored, found = self._list(), scan([str(self._root)])
+        self.stored, found = self._list(), scan([str(self._root)], hidden=self._hidden)
         if check:
             self.check(found)
         return sorted(self._gone(found))

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what this command stored of them and is not there any more, and rename what has another "
         "name")  # fmt: skip
     add("--prune-all", action="store_true", help="also where nothing is left of a folder")
+    add("--hidden", action="store_true", help="of folders: also hidden files and folders")
     add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="with --watch: between "
         "two looks at the folder (default: 2)")  # fmt: skip
     parser.set_defaults(command=run)
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongArgument("--source names one folder: give them one by one")
     with client(args) as service:
         renamed = sum(_rename(args, service, folder) for folder in folders if args.prune)
-    found = scan(args.paths)
+    found = scan(args.paths, hidden=args.hidden)
     ingest = Ingest(args, metadata, total=count(found.sources) + len(found.failed))
     for file in found.skipped:
         ingest.skip(file)
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rename(args: argparse.Namespace, service: Client, folder: Path) -> int:
     """Rename what has another name now, unless the folder seems to be away; return how many."""
-    sync, found = FolderSync(args, service, folder), scan([str(folder)])
+    sync, found = FolderSync(args, service, folder), scan([str(folder)], hidden=args.hidden)
     sync.check(found)
     return len(sync.rename(found))
 

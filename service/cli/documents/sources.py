@@ -26,6 +26,8 @@ LINES = (".jsonl", ".ndjson")
 OTHER_KIND = "of another kind"
 EMPTY = "empty"
 HIDDEN = "in a hidden folder"
+HIDDEN_FILE = "a hidden file"
+OUTSIDE = "a link out of the folder"
 COMPANION = "left beside a file by another program"
 # Of macOS, Office, LibreOffice, Emacs: attributes and locks of the file that they are called after.
 _COMPANIONS = ("._", "~$", ".~lock.", ".#")
@@ -92,18 +94,25 @@ class Found:
     sources: list[SourceFile] = field(default_factory=list)
     skipped: list[SkippedFile] = field(default_factory=list)
     failed: list[UnsendableDocument] = field(default_factory=list)
+    hidden: bool = False  # whether hidden files and folders are taken
     _taken: dict[Path, SourceFile] = field(default_factory=dict)
 
     def skip(self, path: Path, reason: str, detail: str = "") -> None:
         self.skipped.append(SkippedFile(str(path), reason, detail))
 
-    def take(self, path: Path, root: Path) -> None:
-        """Take a file, unless it is empty or was taken under another name."""
+    def take(self, path: Path, root: Path, *, named: bool = False) -> None:
+        """Take a file, unless it is empty or was taken under another name, or is a link to one that
+        is not below the folder and was not `named` itself: whoever may write there may not read
+        all that this command may."""
         source = SourceFile.of(path, root)
         try:
             real, size = path.resolve(), path.stat().st_size
+            outside = not real.is_relative_to(root.resolve())
         except OSError as error:
             self.failed.append(unreadable(source.doc_id, path, error))
+            return
+        if outside and not named:
+            self.skip(path, OUTSIDE, str(real))
             return
         first = self._taken.setdefault(real, source)
         if first is not source:
@@ -118,22 +127,22 @@ def wanted_suffixes() -> tuple[str, ...]:
     return (*suffixes_in_folders(), *LINES)
 
 
-def scan(paths: Sequence[str]) -> Found:
+def scan(paths: Sequence[str], *, hidden: bool = False) -> Found:
     """Find files by paths, folders and patterns.
 
     A doc_id is the path relative to the folder, or to the fixed part of the pattern. Files that are
-    named themselves are taken whatever they are called.
+    named themselves are taken whatever they are called, `hidden` ones where that is asked for.
 
     Raises:
         WrongArgument: A path does not exist, or a pattern matches no file.
     """
-    found = Found()
+    found = Found(hidden=hidden)
     for text in paths:
         path = Path(text)
         if path.is_dir():
             _walk(path, found)
         elif path.exists():
-            found.take(path, path.parent)
+            found.take(path, path.parent, named=True)
         elif glob.has_magic(text):
             _match(text, found)
         else:
@@ -155,13 +164,15 @@ def _walk(root: Path, found: Found) -> None:
             path = Path(folder, name)
             if path.is_symlink():
                 _sort(path, root, found)
-            elif name.startswith(
-                "."
-            ):  # of version control and editors; its files count all the same
+            elif _is_hidden(path, found):  # of version control and editors; its files count
                 for inside, _, hidden in os.walk(path):
                     for file in sorted(hidden):
                         found.skip(Path(inside, file), HIDDEN, str(path))
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        below[:] = sorted(name for name in below if not _is_hidden(Path(name), found))
+
+
+def _is_hidden(path: Path, found: Found) -> bool:
+    return path.name.startswith(".") and not found.hidden
 
 
 def _sort(path: Path, root: Path, found: Found) -> None:
@@ -180,6 +191,8 @@ def _sort(path: Path, root: Path, found: Found) -> None:
         found.skip(path, "no regular file")
     elif path.name.startswith(_COMPANIONS):
         found.skip(path, COMPANION)
+    elif _is_hidden(path, found):
+        found.skip(path, HIDDEN_FILE)
     elif path.suffix.lower() not in wanted_suffixes():
         found.skip(path, OTHER_KIND, path.suffix)
     else:

@@ -77,7 +77,7 @@ class Watch:
     def round(self) -> None:
         """One look at the folder, and what follows from it."""
         try:
-            found = scan([str(self._root)])
+            found = scan([str(self._root)], hidden=self._args.hidden)
         except WrongArgument as error:
             self._warn(error.message)
             return

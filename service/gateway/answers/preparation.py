@@ -195,6 +195,8 @@ class RequestPreparer:
         if found.query is not None:  # else they came with the request, in its order
             plan.passages = prompts.format.in_prompt_order(found.passages)
         documents = self._prefixes.in_prompt([passage.chunk for passage in plan.passages])
+        if not documents and plan.begins:  # the words speak of documents
+            plan.begins, plan.question_ids = False, None
         if request.cite == "inline" and plan.passages:
             titles = [passage.chunk.title or passage.chunk.doc_id for passage in plan.passages]
             turns, plan.question_ids = asking_for_marks(turns, titles), None

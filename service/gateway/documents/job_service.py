@@ -203,9 +203,10 @@ class JobService:
         def shown(told: list[tuple[str, T]]) -> list[T]:
             return [one for collection, one in told if (collection, one.doc_id) not in hidden]
 
-        return replace(
-            job, errors=shown(stored.errors), warnings=shown(stored.warnings), steps=shown(steps)
-        )
+        errors = shown(stored.errors)
+        if len(errors) < len(stored.errors):  # the sender learns that it failed, not of which
+            errors.append(JobFault(doc_id="", message="documents that you may not read now failed"))
+        return replace(job, errors=errors, warnings=shown(stored.warnings), steps=shown(steps))
 
     def _time_for(self, stored: StoredJob) -> Seconds | None:
         """Return how long a job takes still; None if that is not known."""

@@ -242,8 +242,8 @@ _DOCUMENT: Final[dict[str, Any]] = {
     "properties": {
         "doc_id": {"type": "string", "minLength": 1, "maxLength": 512},
         "text": {"type": "string"},
-        "title": {"type": "string", "maxLength": 2048},
-        "metadata": {"type": "object"},
+        "title": {"type": ["string", "null"], "maxLength": 2048},
+        "metadata": {"type": ["object", "null"]},
         "collection": _COLLECTION,
         "readers": _READERS,
         "writers": _WRITERS,

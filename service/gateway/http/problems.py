@@ -10,6 +10,7 @@ Status and code come from the error's class, see `kvstitch.service.errors`.
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -27,8 +28,10 @@ from kvstitch.service.errors import (
     WorkerFault,
     WorkerUnavailable,
 )
+from kvstitch.service.gateway.data_folder import not_usable
 from kvstitch.service.gateway.json_content import from_validation
 
+logger = logging.getLogger(__name__)
 _OPENAI_ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -68,9 +71,16 @@ def install(app: FastAPI) -> None:
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
         return respond(request, WorkerFault("something went wrong here; the log says what"))
 
+    async def on_system(request: Request, error: Exception) -> JSONResponse:
+        if (told := not_usable(error)) is None:
+            raise error
+        logger.warning("%s cannot be answered: %s", request.url.path, error)
+        return respond(request, told)
+
     app.add_exception_handler(KvstitchError, on_known)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(OSError, on_system)
     app.add_exception_handler(Exception, on_unexpected)
 
 
@@ -92,7 +102,7 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         headers["WWW-Authenticate"] = f'{_REALM}, error="insufficient_scope"'
     if error.status == 408:
         headers["Connection"] = "close"  # the rest of the body would come as slowly
-    if error.status in (429, 503):
+    if error.status in (429, 503, 507):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if (form := request.app.state.error_forms.get(request.url.path)) is not None:
         status, body = form(error, request.headers)

@@ -91,7 +91,8 @@ def _byte_letters() -> dict[str, int]:
 
 Decode = Callable[[Sequence[int]], str]
 
-_PARTIAL = "\ufffd"  # what an incomplete character decodes to
+_PARTIAL = "\ufffd"  # what an incomplete character decodes to, and a character by itself
+_ITS_BYTES = _PARTIAL.encode()
 
 
 class Detokenizer:
@@ -104,13 +105,18 @@ class Detokenizer:
     and not in the new text.
 
     `skip`: ids that yield no text, e.g. those that end an answer. `before`: ids of the text that
-    goes on here.
+    goes on here; `piece`: what a token is by itself, to tell a U+FFFD that the model has written.
     """
 
     def __init__(
-        self, decode: Decode, skip: Collection[int] = (), before: Sequence[int] = ()
+        self,
+        decode: Decode,
+        skip: Collection[int] = (),
+        before: Sequence[int] = (),
+        piece: Callable[[int], TokenPiece] | None = None,
     ) -> None:
         self._decode = decode
+        self._piece = piece
         self._skip = skip
         self._ids = list(before)
         self._start = 0
@@ -123,13 +129,20 @@ class Detokenizer:
             return ""
         self._ids.append(token)
         text = self._decode(self._ids[self._start :])
-        whole = text.rstrip(_PARTIAL)
+        whole = text if self._is_written() else text.rstrip(_PARTIAL)
         new = whole[self._sent :]
         self._sent = max(self._sent, len(whole))
         if whole == text:
             self._start, self._read = self._read, len(self._ids)
             self._sent = len(self._decode(self._ids[self._start :]))
         return new
+
+    def _is_written(self) -> bool:
+        """Return whether the last tokens are U+FFFD itself."""
+        if (piece := self._piece) is None:
+            return False
+        last = self._ids[-len(_ITS_BYTES) :]
+        return b"".join(piece(one).bytes or b"" for one in last).endswith(_ITS_BYTES)
 
 
 class StopStrings:
@@ -182,6 +195,7 @@ class AnswerText:
         min_tokens: Tokens before which no stop string ends the answer.
         before: Last ids of a text that the answer continues, leading blanks and all.
         exact: Whether leading blanks are part of the answer, as where it has a form.
+        piece: As of `Detokenizer`.
 
     Attributes:
         text: The answer so far.
@@ -200,8 +214,9 @@ class AnswerText:
         min_tokens: int = 0,
         before: Sequence[int] = (),
         exact: bool = False,
+        piece: Callable[[int], TokenPiece] | None = None,
     ) -> None:
-        self._detokenizer = Detokenizer(decode, skip, before)
+        self._detokenizer = Detokenizer(decode, skip, before, piece)
         self._exact = exact or bool(before)
         self._stops = StopStrings(stops)
         self.begun = self._prefix = prefix.lstrip()

@@ -200,6 +200,7 @@ class PromptBuilder:
             min_tokens=request.min_tokens,
             before=question[-CONTEXT_TOKENS:] if goes_on else (),
             exact=not free,
+            piece=self.tokenizer.piece,
         )
 
 

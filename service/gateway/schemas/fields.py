@@ -20,6 +20,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 # Other fields are kept, so that `http.openai.field_table` can say what becomes of each.
 LENIENT = ConfigDict(extra="allow", strict=True)
 MAX_UNKNOWN_FIELDS = 5  # that an error names; each costs several hundred bytes
+_TOLD = ("title", "description", "default", "examples")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
@@ -33,19 +34,44 @@ def encodable(value: Any) -> Any:
     return value
 
 
-class StrictModel(BaseModel):
-    """Refuses unknown fields, and values of another type. The docstring is not inherited."""
-
-    model_config = STRICT
+class SentModel(BaseModel):
+    """An object that clients send: an optional field that is null counts as left out. The docstring
+    is not inherited."""
 
     @model_validator(mode="before")
     @classmethod
-    def _first_unknown_fields(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or len(value) <= MAX_UNKNOWN_FIELDS:
+    def _without_nulls(cls, value: Any) -> Any:
+        """Leave out nulls, and of a strict model's unknown fields those no error would name."""
+        if not isinstance(value, dict):
             return value
-        unknown = [name for name in value if name not in cls.model_fields]
-        dropped = set(unknown[MAX_UNKNOWN_FIELDS:])
+        known = {of.alias or name: of.is_required() for name, of in cls.model_fields.items()}
+        strict = cls.model_config.get("extra") == "forbid"
+        dropped = {n for n, sent in value.items() if sent is None and not known.get(n, strict)}
+        if strict and len(value) > MAX_UNKNOWN_FIELDS:
+            dropped.update([name for name in value if name not in known][MAX_UNKNOWN_FIELDS:])
         return {k: v for k, v in value.items() if k not in dropped} if dropped else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        out = handler(schema)
+        found = handler.resolve_ref_schema(out)
+        for name, of in cls.model_fields.items():
+            shown = found.get("properties", {}).get(of.alias or name)
+            if shown is None or of.is_required() or of.default is None:
+                continue  # what is None by default is null in its own schema, or hides it
+            if {"type": "null"} not in shown.get("anyOf", ()):
+                told = {key: shown.pop(key) for key in _TOLD if key in shown}
+                found["properties"][of.alias or name] = {
+                    "anyOf": [*shown.pop("anyOf", [shown]), {"type": "null"}],
+                    **told,
+                }
+        return out
+
+
+class StrictModel(SentModel):
+    """Refuses unknown fields, and values of another type."""
+
+    model_config = STRICT
 
 
 def _as_list(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from kvstitch.records.answers import Condense, Unanswerable
@@ -16,6 +16,7 @@ from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.schemas.fields import (
     STRICT,
     NewDocId,
+    SentModel,
     Stops,
     StrictModel,
     Title,
@@ -154,7 +155,7 @@ MAX_INLINE_DOCUMENTS = 64
 MAX_NAMED_DOCUMENTS = 10_000
 
 
-class MethodChoice(BaseModel):
+class MethodChoice(SentModel):
     """A method by name, for fusion also `exact`, `balanced` or `fastest`; every other field is a
     parameter of it (see GET /v1/methods)."""
 

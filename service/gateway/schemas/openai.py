@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from kvstitch.service.gateway.schemas.fields import LENIENT, Stops, Unicode
+from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Stops, Unicode
 from kvstitch.service.gateway.schemas.generate import MAX_LOGPROBS, Choices, MethodChoice
 from kvstitch.service.gateway.tool_calls.tools import NAME_PATTERN
 
 MAX_CHOICES = 16
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(SentModel):
     model_config = LENIENT
 
     include_usage: bool | None = None
@@ -26,7 +26,7 @@ class Extension(Choices):
     include_citations: bool = Field(True, description="the answer's kvstitch object holds them")
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(SentModel):
     model_config = LENIENT
 
     name: str | None = None
@@ -35,7 +35,7 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(SentModel):
     """What an answer must be."""
 
     model_config = LENIENT
@@ -44,7 +44,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(SentModel):
     """vLLM's: exactly one of these."""
 
     model_config = LENIENT
@@ -56,7 +56,7 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class CommonRequest(BaseModel):
+class CommonRequest(SentModel):
     """What every request for an answer has."""
 
     model_config = LENIENT
@@ -99,7 +99,7 @@ class SampledRequest(CommonRequest):
     guided_grammar: Unicode | None = Field(None, description="vLLM's")
 
 
-class ContentPart(BaseModel):
+class ContentPart(SentModel):
     """A piece of a message; only texts are taken."""
 
     model_config = LENIENT
@@ -109,7 +109,7 @@ class ContentPart(BaseModel):
     refusal: Unicode | None = None
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(SentModel):
     model_config = LENIENT
 
     name: Unicode
@@ -119,7 +119,7 @@ class CalledFunction(BaseModel):
     )
 
 
-class MessageToolCall(BaseModel):
+class MessageToolCall(SentModel):
     """A call that an earlier answer made."""
 
     model_config = LENIENT
@@ -130,7 +130,7 @@ class MessageToolCall(BaseModel):
     index: int | None = Field(None, description="some clients leave it from a stream")
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(SentModel):
     model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -140,7 +140,7 @@ class ChatMessage(BaseModel):
     refusal: Unicode | None = None
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(SentModel):
     """A function that an answer may call."""
 
     model_config = LENIENT
@@ -150,14 +150,14 @@ class FunctionDefinition(BaseModel):
     parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
 
 
-class ToolDefinition(BaseModel):
+class ToolDefinition(SentModel):
     model_config = LENIENT
 
     type: str = "function"
     function: FunctionDefinition | None = None
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(SentModel):
     model_config = LENIENT
 
     name: str
@@ -167,10 +167,18 @@ class OfFunction(BaseModel):
     type: Literal["function"] = "function"
 
 
-class NamedTool(OfFunction):
+class NamedTool(OfFunction, SentModel):
     model_config = LENIENT
 
     function: NamedFunction
+
+
+class OtherChoice(SentModel):
+    """OpenAI's allowed_tools; any other is refused."""
+
+    model_config = LENIENT
+
+    type: str
 
 
 Tools = Annotated[list[ToolDefinition], Field(fail_fast=True)]
@@ -192,7 +200,7 @@ class ChatRequest(SampledRequest):
         None, ge=0, le=MAX_LOGPROBS, description="with logprobs: of this many most likely ones, too"
     )
     tools: Tools | None = Field(None, description="functions that the answer may call")
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | OtherChoice | None = Field(
         None, description="whether it must call one, or which; none: auto, if there are tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
@@ -219,7 +227,7 @@ class InputPart(ContentPart):
 Parts = Annotated[list[InputPart], Field(fail_fast=True)]
 
 
-class InputItem(BaseModel):
+class InputItem(SentModel):
     """A message, a call that an earlier response made, or what a called function gave."""
 
     model_config = LENIENT
@@ -235,7 +243,7 @@ class InputItem(BaseModel):
     output: Unicode | Parts | None = None
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(SentModel):
     """A function that the answer may call."""
 
     model_config = LENIENT
@@ -247,7 +255,7 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class FunctionChoice(BaseModel):
+class FunctionChoice(SentModel):
     model_config = LENIENT
 
     type: Literal["function"]
@@ -258,7 +266,7 @@ class TextFormat(JsonSchemaFormat):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class TextOptions(BaseModel):
+class TextOptions(SentModel):
     model_config = LENIENT
 
     format: TextFormat | None = None
@@ -274,7 +282,7 @@ class ResponsesRequest(CommonRequest):
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | OtherChoice | None = None
     parallel_tool_calls: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -171,7 +171,10 @@ class OutputCall(BaseModel):
 
 
 class InputTokensDetails(BaseModel):
+    """`cache_write_tokens` is 0: documents are written when they are ingested."""
+
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(BaseModel):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from kvstitch.service.gateway.schemas.fields import LENIENT, Unicode
+from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Unicode
 from kvstitch.service.gateway.schemas.generate import SearchChoices
 
 
@@ -21,13 +21,13 @@ class SearchRequest(SearchChoices):
     include_text: bool = Field(True, description="results hold the passage's text")
 
 
-class RerankText(BaseModel):
+class RerankText(SentModel):
     model_config = LENIENT
 
     text: Unicode
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(SentModel):
     """POST /v1/rerank: texts in the order in which they answer `query`."""
 
     model_config = LENIENT
@@ -45,7 +45,7 @@ class RerankRequest(BaseModel):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(SentModel):
     """POST /v1/embeddings: vectors of the service's embedder, each of length 1."""
 
     model_config = LENIENT

@@ -675,7 +675,8 @@ def test_a_job_says_nothing_more_of_documents_that_others_have_taken(
     sent = {"documents": [{"doc_id": "d", "text": "now of hr", "readers": ["hr"]}]}
     taken = hr.http.post("/admin/precompute", json=sent).json()["job_id"]
     assert rig.finished(taken)["state"] == "succeeded"
-    assert legal.http.get(f"/admin/jobs/{first}").json()["errors"] == []
+    told = legal.http.get(f"/admin/jobs/{first}").json()["errors"]
+    assert [one["doc_id"] for one in told] == [""], "that it failed, and nothing of which"
     assert hr.http.get(f"/admin/jobs/{first}").json()["errors"]
     assert legal.http.get(f"/admin/jobs/{taken}").status_code == 404
     ids = [job["job_id"] for job in legal.http.get("/admin/jobs").json()["jobs"]]

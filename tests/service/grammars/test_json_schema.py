@@ -105,6 +105,8 @@ FORMATS = [
     "ipv6",
     "uri",
     "uuid",
+    *("iri", "uri-reference", "iri-reference", "uri-template", "idn-email", "idn-hostname"),
+    *("json-pointer", "relative-json-pointer"),
 ]
 
 

@@ -52,7 +52,7 @@ class Source(Protocol):
 def is_wanted(name: str) -> bool:
     """Return whether a file can be read as documents, by its path below the input."""
     path = PurePosixPath(name)
-    hidden = any(part.startswith(".") for part in path.parts[:-1])
+    hidden = any(part.startswith(".") for part in path.parts)
     return not hidden and path.suffix.lower() in (*suffixes_in_folders(), *LINES)
 
 
@@ -72,7 +72,8 @@ class LocalSource:
             for name in sorted(names):
                 path = Path(folder, name)
                 below = path.relative_to(self._root).as_posix()
-                if is_wanted(below) and path.is_file() and path.stat().st_size:
+                inside = path.resolve().is_relative_to(self._root.resolve())  # or a link out of it
+                if is_wanted(below) and inside and path.is_file() and path.stat().st_size:
                     yield self._file(path)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:

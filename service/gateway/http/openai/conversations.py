@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
@@ -14,7 +15,7 @@ from kvstitch.service.gateway.http.openai.field_table import (
     INPUT_ITEM,
     MESSAGE,
     TOOL,
-    check_fields,
+    Notes,
 )
 from kvstitch.service.gateway.schemas.openai import (
     ChatMessage,
@@ -25,6 +26,7 @@ from kvstitch.service.gateway.schemas.openai import (
     InputItem,
     InputPart,
     NamedTool,
+    OtherChoice,
     ResponsesRequest,
     ToolDefinition,
 )
@@ -32,16 +34,17 @@ from kvstitch.service.gateway.tool_calls.json_call import is_object, object_of
 from kvstitch.service.gateway.tool_calls.tools import Tool, ToolSet
 from kvstitch.service.prompt import ToolCall, Turn
 
+T = TypeVar("T", ToolDefinition, FunctionTool)
 _RESPONSES_TEXTS = ("input_text", "output_text", "text")
 _THOUGHTS = ("reasoning", "reasoning_text", "thinking", "redacted_thinking")
 
 
-def turns_of_messages(messages: Sequence[ChatMessage], notes: list[str]) -> list[Turn]:
+def turns_of_messages(messages: Sequence[ChatMessage], notes: Notes) -> list[Turn]:
     """Return the turns of a chat; `notes` gets what the client is to be told."""
     return [_of_message(f"messages[{number}]", one, notes) for number, one in enumerate(messages)]
 
 
-def turns_of_items(items: Sequence[InputItem], notes: list[str]) -> list[Turn]:
+def turns_of_items(items: Sequence[InputItem], notes: Notes) -> list[Turn]:
     """Return the turns of the items of a response's input, as `turns_of_messages` does."""
     out = []
     for number, item in enumerate(items):
@@ -49,33 +52,33 @@ def turns_of_items(items: Sequence[InputItem], notes: list[str]) -> list[Turn]:
         if item.type == "reasoning":
             notes.append(f"{where} has no effect: earlier thoughts are left out")
             continue
-        notes += check_fields(item.model_extra, INPUT_ITEM, f"{where}.", echoed=True)
+        notes.check(item.model_extra, INPUT_ITEM, f"{where}.", echoed=True)
         out.append(_of_item(where, item, notes))
     return out
 
 
-def tools_of_chat(body: ChatRequest, notes: list[str]) -> ToolSet | None:
+def tools_of_chat(body: ChatRequest, notes: Notes) -> ToolSet | None:
     """Return the tools that the answer may call, None if it may call none."""
-    tools = [_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
+    tools = _callable(body.tools, _tool, notes)
     choice = body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None
     return _tool_set(body, tools, named, name_field="function.name")
 
 
-def tools_of_response(body: ResponsesRequest, notes: list[str]) -> ToolSet | None:
+def tools_of_response(body: ResponsesRequest, notes: Notes) -> ToolSet | None:
     """Return the tools that the answer may call, as `tools_of_chat` does."""
-    tools = [_flat_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
+    tools = _callable(body.tools, _flat_tool, notes)
     choice = body.tool_choice
     named = choice.name if isinstance(choice, FunctionChoice) else None
     return _tool_set(body, tools, named, name_field="name")
 
 
-def _of_message(where: str, message: ChatMessage, notes: list[str]) -> Turn:
+def _of_message(where: str, message: ChatMessage, notes: Notes) -> Turn:
     if message.role == "function":
         raise Unsupported(
             f"{where}.role function was replaced by tool: send that", field=f"{where}.role"
         )
-    notes += check_fields(message.model_extra, MESSAGE, f"{where}.", echoed=True)
+    notes.check(message.model_extra, MESSAGE, f"{where}.", echoed=True)
     role = "system" if message.role == "developer" else message.role
     calls = _calls(where, message, notes)
     if role == "tool" and not message.tool_call_id:
@@ -89,7 +92,7 @@ def _of_message(where: str, message: ChatMessage, notes: list[str]) -> Turn:
     return Turn(role, text, calls, message.tool_call_id or "" if role == "tool" else "")
 
 
-def _calls(where: str, message: ChatMessage, notes: list[str]) -> tuple[ToolCall, ...]:
+def _calls(where: str, message: ChatMessage, notes: Notes) -> tuple[ToolCall, ...]:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         field = f"{where}.tool_calls"
@@ -97,14 +100,14 @@ def _calls(where: str, message: ChatMessage, notes: list[str]) -> tuple[ToolCall
     out = []
     for number, call in enumerate(calls):
         path = f"{where}.tool_calls[{number}]"
-        notes += check_fields(call.model_extra, {}, f"{path}.", echoed=True)
-        notes += check_fields(call.function.model_extra, {}, f"{path}.function.", echoed=True)
+        notes.check(call.model_extra, {}, f"{path}.", echoed=True)
+        notes.check(call.function.model_extra, {}, f"{path}.function.", echoed=True)
         arguments = _arguments(f"{path}.function.arguments", call.function.arguments, notes)
         out.append(ToolCall(call.id or "", call.function.name, arguments))
     return tuple(out)
 
 
-def _of_item(where: str, item: InputItem, notes: list[str]) -> Turn:
+def _of_item(where: str, item: InputItem, notes: Notes) -> Turn:
     match item.type:
         case "message":
             if item.role is None:
@@ -128,7 +131,7 @@ def _of_item(where: str, item: InputItem, notes: list[str]) -> Turn:
     )
 
 
-def _item_text(where: str, content: str | list[InputPart] | None, notes: list[str]) -> str:
+def _item_text(where: str, content: str | list[InputPart] | None, notes: Notes) -> str:
     if content is None:
         raise _missing(where)
     return _text(where, content, notes, kinds=_RESPONSES_TEXTS, ignored=("logprobs",))
@@ -137,7 +140,7 @@ def _item_text(where: str, content: str | list[InputPart] | None, notes: list[st
 def _text(
     where: str,
     content: str | Sequence[ContentPart | InputPart],
-    notes: list[str],
+    notes: Notes,
     *,
     kinds: tuple[str, ...],
     ignored: tuple[str, ...] = (),
@@ -163,12 +166,12 @@ def _text(
         if part.type not in (*kinds, "refusal") or text is None:
             raise Unsupported(f"{path} is not text: only text is supported", field=path)
         extra = {k: v for k, v in (part.model_extra or {}).items() if k not in ignored}
-        notes += check_fields(extra, CONTENT_PART, f"{path}.", echoed=True)
+        notes.check(extra, CONTENT_PART, f"{path}.", echoed=True)
         out += text
     return out
 
 
-def _arguments(field: str, sent: str | dict[str, JsonValue] | None, notes: list[str]) -> str:
+def _arguments(field: str, sent: str | dict[str, JsonValue] | None, notes: Notes) -> str:
     """Return the JSON text of a call's arguments, made whole if the call was cut short."""
     if isinstance(sent, dict):
         return json.dumps(sent, ensure_ascii=False)
@@ -181,30 +184,35 @@ def _arguments(field: str, sent: str | dict[str, JsonValue] | None, notes: list[
     return json.dumps(object_of(text), ensure_ascii=False)
 
 
-def _tool(where: str, tool: ToolDefinition, notes: list[str]) -> Tool:
-    _check_function(where, tool.type)
+def _callable(
+    sent: Sequence[T] | None, read: Callable[[str, T, Notes], Tool], notes: Notes
+) -> list[Tool]:
+    """Return the tools that are functions; nobody here could run others."""
+    out = []
+    for number, tool in enumerate(sent or []):
+        where = f"tools[{number}]"
+        if tool.type == "function":
+            out.append(read(where, tool, notes))
+        else:
+            notes.append(f"{where} has no effect: it is of type {tool.type!r}, not a function")
+    return out
+
+
+def _tool(where: str, tool: ToolDefinition, notes: Notes) -> Tool:
     function = tool.function
     if function is None:
         raise _missing(f"{where}.function", "its name and parameters")
-    notes += check_fields(tool.model_extra, TOOL, f"{where}.")
-    notes += check_fields(function.model_extra, FUNCTION, f"{where}.function.")
+    notes.check(tool.model_extra, TOOL, f"{where}.")
+    notes.check(function.model_extra, FUNCTION, f"{where}.function.")
     return Tool(function.name, function.description or "", function.parameters)
 
 
-def _flat_tool(where: str, tool: FunctionTool, notes: list[str]) -> Tool:
-    _check_function(where, tool.type)
+def _flat_tool(where: str, tool: FunctionTool, notes: Notes) -> Tool:
     if tool.name is None:
         raise _missing(f"{where}.name")
     # The clients send strict by themselves, and it changes nothing where no call is enforced.
-    notes += check_fields(tool.model_extra, FUNCTION, f"{where}.")
+    notes.check(tool.model_extra, FUNCTION, f"{where}.")
     return Tool(tool.name, tool.description or "", tool.parameters)
-
-
-def _check_function(where: str, kind: str) -> None:
-    if kind != "function":
-        raise Unsupported(
-            f"{where}.type {kind!r} is not supported: only function is", field=f"{where}.type"
-        )
 
 
 def _tool_set(
@@ -221,13 +229,34 @@ def _tool_set(
         raise InvalidRequest(
             f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
         )
-    required = body.tool_choice == "required"
-    if not tools and required:
-        raise InvalidRequest("tool_choice needs tools: send them", field="tool_choice")
-    if not tools or body.tool_choice == "none":
+    mode: Any = body.tool_choice
+    if isinstance(mode, OtherChoice):
+        mode, allowed = _allowed(mode)
+        tools = [tool for tool in tools if tool.name in allowed]
+    if not tools and mode == "required":
+        raise InvalidRequest("tool_choice needs functions: send tools", field="tool_choice")
+    if not tools or mode == "none":
         return None
     parallel = body.parallel_tool_calls is not False
-    return ToolSet(tuple(tools), "required" if required else "auto", named, parallel)
+    return ToolSet(tuple(tools), "required" if mode == "required" else "auto", named, parallel)
+
+
+def _allowed(choice: OtherChoice) -> tuple[str, list[str]]:
+    """Return the mode and the names of OpenAI's allowed_tools, which chats hold one level lower."""
+    extra = choice.model_extra or {}
+    given = extra.get("allowed_tools", extra)
+    try:
+        if choice.type == "allowed_tools" and given["mode"] in ("auto", "required"):
+            return given["mode"], [
+                str({**t, **t.get("function", {})}["name"]) for t in given["tools"]
+            ]
+    except (LookupError, TypeError, AttributeError):
+        pass
+    raise Unsupported(
+        f"tool_choice of type {choice.type!r} is not supported, or not whole: send none, auto, "
+        "required, a function, or allowed_tools",
+        field="tool_choice",
+    )
 
 
 def _missing(field: str, what: str = "it") -> InvalidRequest:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from fastapi import Response
+
 from kvstitch.records.answers import (
     Answer,
     Citation,
@@ -26,6 +28,9 @@ from kvstitch.service.gateway.schemas.openai_answers import (
     UrlCitation,
 )
 from kvstitch.service.gateway.tool_calls.call_parser import CallParser
+
+WARNINGS_HEADER = "X-Kvstitch-Warnings"
+MAX_HEADER_CHARS = 2048
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,15 @@ class Envelope:
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
+
+
+def warned(response: Response, notes: Sequence[str]) -> Response:
+    """Return the response with its notes in a header as well: some clients read no other fields."""
+    if notes:
+        text = "; ".join(notes).encode("ascii", "backslashreplace").decode()
+        told = "".join(char if " " <= char <= "~" else "?" for char in text)
+        response.headers[WARNINGS_HEADER] = told[:MAX_HEADER_CHARS]
+    return response
 
 
 def finish_reason(reason: str, parser: CallParser | None = None) -> FinishReason:

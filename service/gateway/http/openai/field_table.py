@@ -1,8 +1,8 @@
 """Fields of OpenAI's API, and of vLLM's extras to it, that the routes' schemas do not take.
 
-Such a field is noted or refused, never just ignored. Of other servers' fields those that clients
-send often are here to say what to send instead. docs/openai.md shows these tables, and beside them
-the fields that are honoured (scripts/openai_fields.py).
+Such a field is noted or refused, never just ignored; one that no table holds is noted. Of other
+servers' fields those that clients send often are here to say what to send instead. docs/openai.md
+shows these tables, and beside them the fields that are honoured (scripts/openai_fields.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class FieldRule:
 
 
 Rules = Mapping[str, FieldRule]
+MAX_NAME_CHARS = 80  # of a field that a note names
+_NOTHING: tuple[Any, ...] = ("", [], {})  # what asks for nothing in a field that nobody knows
+_UNKNOWN = "nobody here knows it"
 
 
 def noted(why: str, *harmless: Any) -> FieldRule:
@@ -41,45 +44,50 @@ def refused(why: str, *harmless: Any) -> FieldRule:
     return FieldRule("refused", why, harmless)
 
 
-def check_fields(
-    extra: Mapping[str, Any] | None, rules: Rules, where: str = "", *, echoed: bool = False
-) -> list[str]:
-    """Check fields that the route's schema does not take.
+class Notes(list[str]):
+    """What a client is to be told of its request; `strict`: a field that nobody knows is an error
+    instead."""
 
-    Args:
-        extra: Their names and values.
-        rules: Of the object that holds them.
-        where: Path of this object in the body, with a point at its end.
-        echoed: The object is one that clients hand back with whatever they, or another service,
-            have put into it: a field that nobody knows is noted.
+    def __init__(self, strict: bool = False) -> None:
+        super().__init__()
+        self._strict = strict
 
-    Returns:
-        What is to be noted for the client.
+    def check(
+        self,
+        extra: Mapping[str, Any] | None,
+        rules: Rules,
+        where: str = "",
+        *,
+        echoed: bool = False,
+    ) -> None:
+        """Note what becomes of fields that the route's schema does not take.
 
-    Raises:
-        Unsupported: A known field asks for what is not supported here.
-        InvalidRequest: A field is not known.
-    """
-    notes = []
-    for name, value in (extra or {}).items():
-        path = f"{where}{name}"
-        rule = rules.get(name)
-        if rule is None and echoed:
-            if value not in (None, "", [], {}):
-                notes.append(f"{path} has no effect: nobody here knows it")
-            continue
-        if rule is None:
-            raise InvalidRequest(
-                f"{path} is not a known field: leave it out, or correct its name", field=path
-            )
-        if value is None or any(_are_equal(value, harmless) for harmless in rule.harmless):
-            continue
-        if rule.treatment == "refused":
-            raise Unsupported(
-                f"{path} is not supported here ({rule.why}): leave it out", field=path
-            )
-        notes.append(f"{path} has no effect: {rule.why}")
-    return notes
+        Args:
+            extra: Their names and values.
+            rules: Of the object that holds them.
+            where: Path of this object in the body, with a point at its end.
+            echoed: The object is one that clients hand back with whatever they, or another service,
+                have put into it: a field that nobody knows is never an error.
+
+        Raises:
+            Unsupported: A known field asks for what is not supported here.
+            InvalidRequest: A field is not known, and that is an error.
+        """
+        for name, value in (extra or {}).items():
+            path = f"{where}{name[:MAX_NAME_CHARS]}"
+            rule = rules.get(name)
+            if rule is None and self._strict and not echoed:
+                raise InvalidRequest(
+                    f"{path} is not a known field: leave it out, or correct its name", field=path
+                )
+            harmless = _NOTHING if rule is None else rule.harmless
+            if value is None or any(_are_equal(value, each) for each in harmless):
+                continue
+            if rule is not None and rule.treatment == "refused":
+                raise Unsupported(
+                    f"{path} is not supported here ({rule.why}): leave it out", field=path
+                )
+            self.append(f"{path} has no effect: {_UNKNOWN if rule is None else rule.why}")
 
 
 def _are_equal(value: Any, harmless: Any) -> bool:
@@ -175,7 +183,7 @@ CHAT: Rules = {
     "prediction": noted("drafts come from the prompt"),
     "reasoning_effort": noted("models do not think at length here"),
     "include_reasoning": noted("models do not think at length here", True, False),
-    "verbosity": refused("say in a message how long the answer should be", "medium"),
+    "verbosity": noted("say in a message how long the answer should be", "medium"),
     "web_search_options": refused("documents of this service are searched"),
     "echo": refused("an answer is the new message alone", False),
     "documents": refused("send them as `kvstitch.inline_documents`", []),
@@ -239,22 +247,22 @@ STRUCTURED_OUTPUTS: Rules = {
 RESPONSES: Rules = {
     **_BOOKKEEPING,
     "background": refused("nothing is kept", False),
-    "context_management": refused("a prompt is never cut"),
+    "context_management": noted("a prompt is never cut"),
     "conversation": refused("nothing is kept: send the whole conversation as `input`"),
-    "include": refused("a response is whole", [], ["reasoning.encrypted_content"]),
+    "include": noted("a response is whole", [], ["reasoning.encrypted_content"]),
     "max_tool_calls": noted("this service calls no tools itself"),
     "previous_response_id": refused("nothing is kept: send the whole conversation as `input`"),
     "prompt": refused("there are no stored prompts: send `instructions` and `input`"),
     "reasoning": noted("models do not think at length here", {}, {"effort": None}),
     "top_logprobs": refused("ask /v1/chat/completions for log-probabilities", 0),
-    "truncation": refused("a prompt is never cut", "disabled"),
+    "truncation": noted("a prompt is never cut", "disabled"),
 }
 INPUT_ITEM: Rules = {
     "phase": noted("models are not told of it"),
     **_CACHE_HINTS,
 }
 TEXT_OPTIONS: Rules = {
-    "verbosity": refused("say in a message how long the answer should be", "medium"),
+    "verbosity": noted("say in a message how long the answer should be", "medium"),
 }
 EMBEDDINGS: Rules = {
     "truncate_prompt_tokens": refused("a long text is embedded in windows"),

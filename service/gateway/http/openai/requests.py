@@ -28,7 +28,8 @@ from kvstitch.service.gateway.http.openai.field_table import (
     STREAM_OPTIONS,
     STRUCTURED_OUTPUTS,
     TEXT_OPTIONS,
-    check_fields,
+    Notes,
+    Rules,
 )
 from kvstitch.service.gateway.http.openai.structured_output import (
     WantedForm,
@@ -66,11 +67,13 @@ _SAME_NAMES = (
 
 @dataclass(frozen=True)
 class Served:
-    """What requests are translated for: the model's name, its form of calls, the methods."""
+    """What requests are translated for: the model's name, its form of calls, the methods; `strict`:
+    fields that nobody knows are refused."""
 
     model: str
     tool_form: ToolForm
     ready: Ready
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,10 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
         Unsupported: A field asks for something that is not supported.
         InvalidRequest: A field is wrong.
     """
-    notes = _checked(body, CHAT)
+    notes = _checked(body, CHAT, served)
     turns = turns_of_messages(body.messages, notes)
     tools = tools_of_chat(body, notes)
-    form = with_tools(wanted_form(body), tools, served.tool_form)
+    form = with_tools(wanted_form(body), tools, served.tool_form, notes)
     fields = {
         **_sampling(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
@@ -129,7 +132,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
 
 def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
     """Translate a text completion request. Raises as `from_chat`."""
-    notes = _checked(body, COMPLETION)
+    notes = _checked(body, COMPLETION, served)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) != len(prompts) or not texts:
@@ -153,9 +156,10 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
 
 def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
     """Translate a request of the Responses API. Raises as `from_chat`."""
-    notes = check_fields(body.model_extra, RESPONSES)
+    notes = Notes(served.strict)
+    notes.check(body.model_extra, RESPONSES)
     if body.stream_options is not None:
-        notes += check_fields(body.stream_options.model_extra, STREAM_OPTIONS, "stream_options.")
+        notes.check(body.stream_options.model_extra, STREAM_OPTIONS, "stream_options.")
     turns = [] if body.instructions is None else [Turn("system", body.instructions)]
     if isinstance(body.input, str):
         turns.append(Turn("user", body.input))
@@ -163,8 +167,8 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
         turns += turns_of_items(body.input, notes)
     tools = tools_of_response(body, notes)
     if body.text is not None:
-        notes += check_fields(body.text.model_extra, TEXT_OPTIONS, "text.")
-    form = with_tools(form_of_text(body.text), tools, served.tool_form)
+        notes.check(body.text.model_extra, TEXT_OPTIONS, "text.")
+    form = with_tools(form_of_text(body.text), tools, served.tool_form, notes)
     same = ("temperature", "top_p", "stream", "presence_penalty", "frequency_penalty")
     given = {name: getattr(body, name) for name in same}
     fields = {name: value for name, value in given.items() if value is not None}
@@ -280,15 +284,16 @@ def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], 
     return rename
 
 
-def _checked(body: SampledRequest, rules: Any) -> list[str]:
-    notes = check_fields(body.model_extra, rules)
+def _checked(body: SampledRequest, rules: Rules, served: Served) -> Notes:
+    notes = Notes(served.strict)
+    notes.check(body.model_extra, rules)
     for where, part, part_rules in (
         ("stream_options", body.stream_options, STREAM_OPTIONS),
         ("response_format", body.response_format, RESPONSE_FORMAT),
         ("structured_outputs", body.structured_outputs, STRUCTURED_OUTPUTS),
     ):
         if part is not None:
-            notes += check_fields(part.model_extra, part_rules, f"{where}.")
+            notes.check(part.model_extra, part_rules, f"{where}.")
     return notes
 
 

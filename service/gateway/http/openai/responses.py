@@ -167,7 +167,7 @@ class ResponseWriter:
         shown = {"type": "text"} if format is None else _dump(format, exclude_none=True)
         if shown["type"] == "json_schema":
             shown = {"name": "answer", "strict": True, **shown}
-        tools = [_dump(tool) for tool in body.tools or []]
+        tools = [_dump(tool) for tool in body.tools or [] if tool.type == "function"]
         choice = body.tool_choice or "auto"
         return ResponseObject(
             id=f"resp_{self._envelope.bare_id}",

@@ -59,9 +59,9 @@ def form_of_text(options: TextOptions | None) -> WantedForm | None:
 
 
 def with_tools(
-    form: WantedForm | None, tools: ToolSet | None, written: ToolForm
+    form: WantedForm | None, tools: ToolSet | None, written: ToolForm, notes: list[str]
 ) -> WantedForm | None:
-    """Return the form of an answer that may, or must, call tools.
+    """Return the form of an answer that may, or must, call tools; `notes` are for the client.
 
     Raises:
         InvalidRequest: A form is wanted that leaves no room for calls.
@@ -70,10 +70,7 @@ def with_tools(
         return form
     if tools.forced:
         if form is not None:
-            raise InvalidRequest(
-                f"{form.field}: tool_choice says that the answer is a call: leave one of them out",
-                field=form.field,
-            )
+            notes.append(f"{form.field} has no effect: tool_choice says that the answer is a call")
         return WantedForm("tools", calls(written, tools))
     if form is None:
         return None
@@ -161,6 +158,10 @@ def calls(
         rules.append(f"args{number}: %json @{tool.name}")
         choices.append(f"call{number}")
         schemas[tool.name] = {"type": "object", **(tool.parameters or {})}
+        if (
+            schemas[tool.name]["type"] != "object"
+        ):  # arguments are one; if none can be, that is told
+            schemas[tool.name] = {"allOf": [schemas[tool.name], {"type": "object"}]}
     if or_json is not None:
         choices.append("other")
         rules.append(f"other: %json @{ANSWER}")

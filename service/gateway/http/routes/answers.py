@@ -28,8 +28,8 @@ from kvstitch.service.gateway.http.dependencies import (
     note,
 )
 from kvstitch.service.gateway.http.openai.completions import CompletionWriter
-from kvstitch.service.gateway.http.openai.envelope import Envelope
-from kvstitch.service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
+from kvstitch.service.gateway.http.openai.envelope import Envelope, warned
+from kvstitch.service.gateway.http.openai.field_table import EMBEDDINGS, Notes
 from kvstitch.service.gateway.http.openai.requests import (
     Served,
     TranslatedRequest,
@@ -104,12 +104,14 @@ async def embeddings(
     body: EmbeddingsRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Turn texts into vectors, with the embedder that the documents are searched by."""
-    check_fields(body.model_extra, EMBEDDINGS)
-    return await respond_unless_disconnected(
+    notes = Notes(gateway.settings.strict_fields)
+    notes.check(body.model_extra, EMBEDDINGS)
+    response = await respond_unless_disconnected(
         gateway.embeddings.embed(body, call),
         request,
         lambda content: Response(content, media_type="application/json"),
     )
+    return warned(response, notes)
 
 
 @router.post("/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
@@ -139,7 +141,8 @@ async def responses(
 
 def _served_model(gateway: Gateway) -> Served:
     prompts = gateway.prompts
-    return Served(prompts.model, prompts.tool_form, gateway.worker.require())
+    ready, strict = gateway.worker.require(), gateway.settings.strict_fields
+    return Served(prompts.model, prompts.tool_form, ready, strict)
 
 
 async def _answer(
@@ -154,7 +157,7 @@ async def _answer(
         return CompletionWriter(envelope)
 
     try:
-        return await answer(request, gateway, call, asked.requests, writer)
+        return warned(await answer(request, gateway, call, asked.requests, writer), asked.notes)
     except KvstitchError as error:
         raise asked.renamed(error) from None
 

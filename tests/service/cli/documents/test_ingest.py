@@ -13,6 +13,9 @@ from kvstitch.service.cli import main
 from kvstitch.service.cli.documents.sending import batches, submit
 from kvstitch.service.cli.documents.sources import (
     COMPANION,
+    HIDDEN,
+    HIDDEN_FILE,
+    OUTSIDE,
     DocumentToSend,
     Read,
     SkippedFile,
@@ -92,6 +95,41 @@ def test_names_of_macs_and_files_that_programs_leave_beside_others(tmp_path: Pat
     assert {file.reason for file in found.skipped} == {COMPANION}
     assert len(found.skipped) == 5
     assert [s.doc_id for s in scan([str(tmp_path / "*.md")]).sources] == [typed]
+
+
+def test_links_out_of_the_folder_and_hidden_files_are_skipped_and_named(tmp_path: Path) -> None:
+    """Whoever may write into a folder cannot have other files of its reader stored."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    (folder / ".private").mkdir()
+    (folder / "own.txt").write_text("own")
+    (folder / "below" / "inside.txt").write_text("inside")
+    (folder / ".env.txt").write_text("key")
+    (folder / ".private" / "key.txt").write_text("key")
+    (folder / "absolute.txt").symlink_to(secret)
+    (folder / "below" / "relative.txt").symlink_to("../../secret.txt")
+    (folder / "chain.txt").symlink_to("absolute.txt")
+    (folder / "passwd.txt").symlink_to("/etc/passwd")
+    (folder / "again.txt").symlink_to("below/inside.txt")
+    (folder / "up").symlink_to(tmp_path)
+    out = {"absolute.txt", "relative.txt", "chain.txt", "passwd.txt"}
+    found = scan([str(folder)])
+    assert {source.path.name for source in found.sources} == {"own.txt", "again.txt"}
+    skipped = {Path(file.path).name: file.reason for file in found.skipped}
+    assert {name for name, reason in skipped.items() if reason == OUTSIDE} == out
+    assert skipped[".env.txt"] == HIDDEN_FILE and skipped["key.txt"] == HIDDEN
+    assert skipped["up"] == "a link to a folder" and not found.failed
+    # A pattern goes through linked folders, and the folder itself may be a link.
+    matched = {s.path.name for s in scan([f"{folder}/**/*.txt"]).sources}
+    assert matched & {"own.txt"} and not matched & {*out, "secret.txt"}
+    (tmp_path / "link").symlink_to(folder)
+    assert len(scan([str(tmp_path / "link")]).sources) == 2
+    hidden = {source.doc_id for source in scan([str(folder)], hidden=True).sources}
+    assert hidden == {"own.txt", "again.txt", ".env.txt", ".private/key.txt"}
+    # What somebody names is meant.
+    assert [s.doc_id for s in scan([str(folder / "absolute.txt")]).sources] == ["absolute.txt"]
 
 
 def test_batches_are_of_one_kind_and_bounded() -> None:

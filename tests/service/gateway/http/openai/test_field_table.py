@@ -13,7 +13,7 @@ from openai.types.shared_params import FunctionDefinition
 from pydantic import BaseModel
 
 from kvstitch.service.errors import InvalidRequest, Unsupported
-from kvstitch.service.gateway.http.openai.field_table import check_fields, noted, refused
+from kvstitch.service.gateway.http.openai.field_table import Notes, Rules, noted, refused
 from kvstitch.service.gateway.schemas import openai as bodies
 from kvstitch.service.gateway.schemas.openai import (
     ChatMessage,
@@ -56,6 +56,12 @@ RESPONSE_PARAMS = response_create_params.ResponseCreateParamsStreaming
 
 def words(*texts: str) -> set[str]:
     return {word for text in texts for word in text.split()}
+
+
+def check_fields(extra: dict[str, Any], rules: Rules, where: str = "") -> list[str]:
+    notes = Notes()
+    notes.check(extra, rules, where)
+    return notes
 
 
 def own(params: Any) -> set[str]:
@@ -129,9 +135,18 @@ def test_what_is_not_honoured_says_why(title: str) -> None:
             assert check_fields({name: harmless}, {name: rule}) == []
 
 
-def test_a_field_that_nobody_knows_is_an_error() -> None:
+def test_a_field_that_nobody_knows_is_noted_or_with_strict_refused() -> None:
+    rules = {"c": noted("")}
+    assert check_fields({"b": 1}, rules, "a.") == ["a.b has no effect: nobody here knows it"]
+    assert check_fields({"b" * 200: 1}, rules)[0].startswith("b" * 80 + " has")
+    empty: tuple[Any, ...] = (None, "", [], {})
+    for nothing in empty:
+        assert check_fields({"b": nothing}, rules) == []
+    strict = Notes(strict=True)
+    strict.check({"b": 1}, rules, "a.", echoed=True)
+    assert len(strict) == 1
     with pytest.raises(InvalidRequest, match=r"a\.b is not a known field"):
-        check_fields({"b": None}, {"c": noted("")}, "a.")
+        strict.check({"b": {}}, rules, "a.")
 
 
 @pytest.mark.parametrize(("value", "harmless"), [(False, 0), (0, False)])

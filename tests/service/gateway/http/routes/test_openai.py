@@ -288,11 +288,9 @@ def test_fields_without_an_effect_are_named(shared: Rig) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
-        (CHAT, {"nobody": {"knows": [1]}}, "nobody", "invalid_request"),
-        (CHAT, {"stream_options": {"every": 1}}, "stream_options.every", "invalid_request"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function", "invalid_request"),
-        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type",
-         "unsupported"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
+         "tool_choice", "unsupported"),
         (CHAT, {"tools": [{"function": {"name": "two words"}}]}, "tools[0].function.name",
          "invalid_request"),
         (CHAT, {"tools": [{"function": {"name": "f"}}] * 2}, "tools[1].function.name",
@@ -304,8 +302,8 @@ def test_fields_without_an_effect_are_named(shared: Rig) -> None:
         (CHAT, {"tools": [{"function": {"name": "f"}}],
                 "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
          "invalid_request"),
-        (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "required",
-                "response_format": {"type": "json_object"}}, "response_format", "invalid_request"),
+        (CHAT, {"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}],
+                "tool_choice": "required"}, "tools", "invalid_request"),
         (CHAT, {"tools": [{"function": {"name": "f"}}], "guided_regex": "a"}, "guided_regex",
          "invalid_request"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions", "unsupported"),
@@ -430,3 +428,37 @@ def test_a_client_that_leaves_aborts(folder: Path, data: Path, stream: bool) -> 
         (abort,) = worker.seen(Abort)
         assert isinstance(abort, Abort) and abort.reason == "disconnect"
         until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")
+
+
+def test_a_field_that_nobody_knows_is_warned_of(shared: Rig) -> None:
+    """In the answer and in a header, which holds no other characters than ASCII's."""
+    unknown = {"future\r\nSet-Cookie: é": 1, "stream_options": {"every": 1}}
+    for path, body in ((CHAT, {"messages": ASK}), (TEXT, {"prompt": "Why?"}),
+                       ("/v1/responses", {"input": "Why?"})):  # fmt: skip
+        response = shared.http.post(path, json={**body, **unknown})
+        told = response.headers["x-kvstitch-warnings"]
+        assert response.status_code == 200 and "set-cookie" not in response.headers
+        assert told == (
+            "future??Set-Cookie: \\xe9 has no effect: nobody here knows it; "
+            "stream_options.every has no effect: nobody here knows it"
+        )
+        assert len(response.json()["kvstitch"]["warnings"]) == 2
+    vectors = shared.http.post("/v1/embeddings", json={"input": "a", "encoding_format": None,
+                                                       "future": 1})  # fmt: skip
+    assert vectors.headers["x-kvstitch-warnings"].startswith("future has no effect")
+    assert "x-kvstitch-warnings" not in chat(shared).headers
+
+
+def test_strict_fields_refuses_it(folder: Path, data: Path) -> None:
+    with running(folder, data, strict_fields=True) as rig:
+        rig.ingest()
+        for path, body, param in (
+            (CHAT, {"messages": ASK, "nobody": {"knows": [1]}}, "nobody"),
+            (CHAT, {"messages": ASK, "stream_options": {"every": 1}}, "stream_options.every"),
+            (CHAT, {"messages": ASK, "tools": [{"function": {"name": "f", "x": 1}}]},
+             "tools[0].function.x"),
+            ("/v1/responses", {"input": "Why?", "client_metadata": {}}, "client_metadata"),
+            ("/v1/embeddings", {"input": "a", "nobody": 1}, "nobody"),
+        ):  # fmt: skip
+            error = rig.http.post(path, json=body).json()["error"]
+            assert (error["param"], error["code"]) == (param, "invalid_request")

@@ -255,3 +255,14 @@ def test_tools_are_limited_by_the_model_s_context_and_by_nothing_else(
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
     assert "maximum context length is 2048 tokens" in error["message"]
     assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_those_that_may_be_called(rig: Rig, mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "g"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    says(rig, '<tool_call>{"name": "g", "arguments": {}}</tool_call>')
+    found = chat(rig, tools=tools, tool_choice=choice).json()["choices"][0]
+    assert found["message"]["tool_calls"][0]["function"]["name"] == "g"
+    assert ("args0" in str(last_request(rig).sampling)) == (mode == "required")
