@@ -19,7 +19,8 @@ import httpcore
 MAX_REDIRECTS = 5
 TIMEOUT_S = 10.0  # to connect, and for every read
 _REDIRECTS = (301, 302, 303, 307, 308)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # holds an IPv4 address of any kind
+# They hold an IPv4 address of any kind: of NAT64, also a network's own, and the old form.
+_HOLDING_IPV4 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
 _HEADERS = [("User-Agent", "kvstitch-ingest"), ("Accept-Encoding", "identity")]
 
 
@@ -160,7 +161,11 @@ def not_public(addresses: Collection[str]) -> str | None:
             inner = address.ipv4_mapped or address.sixtofour
             if inner is not None:
                 address = inner
-            elif address.teredo is not None or address in _NAT64 or address.is_site_local:
+            elif (
+                address.teredo is not None
+                or address.is_site_local
+                or any(address in network for network in _HOLDING_IPV4)
+            ):
                 return text
         if not address.is_global or address.is_multicast:
             return text

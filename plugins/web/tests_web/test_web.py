@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -155,10 +156,43 @@ def test_private_addresses_are_not_asked(
         "10.0.0.1", "172.16.0.1", "192.168.1.1", "127.8.8.8", "169.254.169.254", "100.64.0.1",
         "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1",
         "ff02::1", "fec0::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "2001:0:1::",
+        "::a00:1", "64:ff9b:1::a00:1",
     ],
 )  # fmt: skip
 def test_what_is_not_public(address: str) -> None:
     assert not_public(["93.184.216.34", address]) == address
+
+
+def test_a_name_that_changes_and_a_redirect_lead_to_no_private_address(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address that was checked is asked; after a redirect the next one is checked."""
+    port = int(site.url.rsplit(":", 1)[1])
+    public, private = "93.184.216.34", "127.0.0.1"
+    answers = {"changes.test": [public, private, private], "inside.test": [private]}
+    dialled: list[str] = []
+
+    def resolve(host: str, port: int, *_: Any, **more: Any) -> list[Any]:
+        queue = answers.get(host, [host])
+        address = queue.pop(0) if len(queue) > 1 else queue[0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    def dial(address: tuple[str, int], *_: Any, **__: Any) -> Any:
+        dialled.append(address[0])
+        return connect((private, port))  # where a public server would be
+
+    connect = socket.create_connection
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "create_connection", dial)
+    limits = FetchLimits(frozenset(answers), 1000, 60.0)
+    site.redirect("/inside", f"http://inside.test:{port}/plain")
+    with Fetcher(limits) as fetcher:
+        with pytest.raises(NotFetched, match="private address"):
+            fetcher.get(f"http://changes.test:{port}/inside")
+        assert dialled == [public] and site.asked == ["/inside"]
+    with Fetcher(limits) as fetcher, pytest.raises(NotFetched, match="private address"):
+        fetcher.get(f"http://changes.test:{port}/plain")
+    assert dialled == [public]
 
 
 def test_what_is_public() -> None:
