@@ -74,6 +74,11 @@ class Chunk:
         made = int.from_bytes(hashlib.sha256(named.encode()).digest()[:8]) >> 11
         return self.chunk_id if self.chunk_id < 0 else made
 
+    @property
+    def lead(self) -> str:
+        """What its text repeats of what stands before `char_start`."""
+        return self.text[: len(self.text) - (self.char_end - self.char_start)]
+
 
 SearchMode = Literal["dense", "sparse", "hybrid"]
 

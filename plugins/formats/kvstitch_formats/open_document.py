@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 from zipfile import ZipFile
 
@@ -60,6 +61,17 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             meta = xml_of(archive.read("meta.xml"))
             title = meta.findtext(".//{http://purl.org/dc/elements/1.1/}title") or ""
         return walk.out.finish(meaningful_title(title) or walk.title, walk.warnings())
+
+
+def parse_flat(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a file that has all parts in one (.fodt, .fods, .fodp)."""
+    if b"<!ENTITY" in content[:4096]:
+        raise InvalidRequest("it declares entities: save it anew")
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("content.xml", content)
+        archive.writestr("meta.xml", content)
+    return parse(packed.getvalue(), bounds)
 
 
 class _Walk:

@@ -1,4 +1,5 @@
-"""E-mails: sender, recipients, date, subject and all texts. Attachments are named, not read."""
+"""E-mails, mailboxes and saved pages (MHTML): sender, recipients, date, subject and all texts.
+Attachments are named, not read."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import email
 import re
 from email.header import decode_header
 from email.policy import default
+from itertools import pairwise
 from typing import Any
 
 from kvstitch.service.errors import InvalidRequest
@@ -27,10 +29,24 @@ _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _WORD = re.compile(r"\w+")
 
 
+_BETWEEN_MAILS = re.compile(
+    rb"(?:\A|(?<=\n\r\n)|(?<=\n\n))From \S+ [^\n]*\d\d:\d\d[^\n]*\n(?=[\w-]+:)"
+)
+
+
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a message; its title is the subject."""
-    message = email.message_from_bytes(content, policy=default)
+    """Parse a message, whose title is the subject; the mails of a mailbox; a saved page."""
+    starts = [found.span() for found in _BETWEEN_MAILS.finditer(content)]
     mail = _Mail(bounds)
+    if starts and starts[0][0] == 0:
+        bounds.check_pages(len(starts), "mails")
+        for (_, begin), (end, _) in pairwise([*starts, (len(content), 0)]):
+            mail.message(email.message_from_bytes(content[begin:end], policy=default), boxed=True)
+        return mail.finish("")
+    message = email.message_from_bytes(content, policy=default)
+    if message.get_content_type() == "multipart/related" and not message.get("To"):
+        mail.part(message)
+        return mail.finish(_header(message, "Subject"))
     subject = mail.message(message)
     return mail.finish(subject)
 
@@ -45,18 +61,20 @@ class _Mail:
         self._warnings: dict[str, ParseWarning] = {}
         self._depth = 0
 
-    def message(self, message: Any) -> str:
-        """Add a mail; returns its subject."""
+    def message(self, message: Any, *, boxed: bool = False) -> str:
+        """Add a mail; returns its subject. Those of a box have headings."""
         headers = {name: _header(message, name) for name in _HEADERS}
         if not any(headers.values()) and not self._depth:
             raise InvalidRequest("it has no sender, subject or date: is it an e-mail?")
+        if boxed:
+            self._out.heading(1, headers["Subject"] or headers["Date"])
         for name, value in headers.items():
             if len(value) > MAX_HEADER_CHARS:
                 value = value[:MAX_HEADER_CHARS] + "…"
                 self._warn("recipients_cut", f"of the recipients only the first are kept ({name})")
             self._out.line(f"{name}: {value}" if value else "")
         self._out.gap()
-        self._part(message)
+        self.part(message)
         return headers["Subject"]
 
     def finish(self, subject: str) -> ParsedFile:
@@ -70,7 +88,8 @@ class _Mail:
             )
         return self._out.finish(subject, self._warnings.values())
 
-    def _part(self, part: Any) -> None:
+    def part(self, part: Any) -> None:
+        """Add the texts of a part."""
         kind = part.get_content_type()
         if kind == "multipart/alternative":
             self._alternative(list(part.iter_parts()))
@@ -79,13 +98,13 @@ class _Mail:
         elif kind == "multipart/related":
             first, *others = list(part.iter_parts()) or [None]
             if first is not None:
-                self._part(first)
+                self.part(first)
             for other in others:  # pictures of the page, which the page shows
                 if not other.get_content_type().startswith("image/"):
-                    self._part(other)
+                    self.part(other)
         elif part.is_multipart() and kind != "message/rfc822":
             for child in part.iter_parts() if kind.startswith("multipart/") else part.get_payload():
-                self._part(child)
+                self.part(child)
         elif kind == "message/rfc822" and self._depth < MAX_FORWARDED and part.is_multipart():
             self._depth += 1
             self._out.block("Forwarded message:")
@@ -107,7 +126,7 @@ class _Mail:
         page._depth = self._depth
         for other in others:
             if other.get_content_type() != "text/calendar":
-                page._part(other)
+                page.part(other)
         seen = page._out.finish()
         said = {word.lower() for one in plain for word in _WORD.findall(one.text)}
         wanted = {word.lower() for word in _WORD.findall(seen.text)}

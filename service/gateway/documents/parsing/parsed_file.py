@@ -60,6 +60,7 @@ class ParsedFile:
     title: str = ""
     marks: list[Mark] = field(default_factory=list)
     warnings: tuple[ParseWarning, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)  # entries of its metadata
 
 
 def heading(start: int, text: str) -> Mark:

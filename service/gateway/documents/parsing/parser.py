@@ -12,20 +12,23 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
 from kvstitch.retriever import Mark
+from kvstitch.retriever.chunking import middle_cut
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from kvstitch.service.gateway.documents.parsing.file_kinds import (
-    NOT_READ,
+    UNREAD,
     format_of,
     parsers_by_part,
+    refuse_unread,
 )
+from kvstitch.service.gateway.documents.parsing.markup.text_files import without_metadata
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
@@ -109,7 +112,7 @@ async def parse_file(
         ParseWarning(**{**warning, "places": tuple(warning["places"])})
         for warning in answer["warnings"]
     )
-    return ParsedFile(answer["text"], answer["title"], marks, warnings)
+    return ParsedFile(answer["text"], answer["title"], marks, warnings, answer["said"])
 
 
 async def _run(
@@ -199,12 +202,17 @@ class DocumentParser:
         file's name. Raises InvalidRequest."""
         content, title = item.content, item.title
         marks: tuple[Mark, ...] = ()
-        if item.kind == "text" and (text := await _plain(content)) is not None:
+        if item.kind in ("text", UNREAD) and (text := await _plain(item)) is not None:
             parsed = ParsedFile(text)
+            if PurePath(item.doc_id).suffix.lower() in (".txt", ".text"):
+                text, said = without_metadata(text)
+                parsed = ParsedFile(text, said=said)
+                title = title or _short(said.get("title", ""))
         else:
             parsed = await parse_file(item.kind, content, self._limits, item.charset)
             title = title or _short(parsed.title or PurePath(item.doc_id).stem)
             marks = _marks(parsed)
+        title = _told_apart(title, item.metadata, parsed.said)
         # Nobody could see, or search for, anything in it.
         if not any(char.isprintable() and not char.isspace() for char in parsed.text):
             raise InvalidRequest("the file holds no text")
@@ -215,23 +223,37 @@ class DocumentParser:
 
 
 def _short(title: str) -> str:
-    """Cut a title of a file: it stands before each of its chunks."""
-    if len(title) <= MAX_TITLE_CHARS:
-        return title
-    words = title[: MAX_TITLE_CHARS - 1]
-    return (words.rpartition(" ")[0] or words) + "…"
+    """Cut a title of a file in its middle: it stands before each of its chunks."""
+    fits = len(title) <= MAX_TITLE_CHARS
+    return title if fits else middle_cut(title, lambda cut: len(cut) <= MAX_TITLE_CHARS)
 
 
-async def _plain(content: bytes | SpooledFile) -> str | None:
-    """Return the text of content that is UTF-8; None if its charset is to be found."""
+# What tells a document from others of its title, by the names of entries of its metadata.
+_TELLING = (("", "date", "updated", "lastmod"), ("version ", "version", "revision"),
+            ("replaces ", "replaces", "supersedes"))  # fmt: skip
+
+
+def _told_apart(title: str, *metadata: Mapping[str, Any]) -> str:
+    """Return a title with date, version, and what the document replaces, which the model sees."""
+    said = []
+    for called, *names in _TELLING:
+        values = (of[name] for of in metadata for name in names if of.get(name))
+        value = next((one for one in values if isinstance(one, str | int | float)), "")
+        text = str(value)[:MAX_TITLE_CHARS].strip()
+        if text and text not in title:
+            said.append(called + text)
+    return f"{title} ({', '.join(said)})" if title and said else title
+
+
+async def _plain(item: IngestDocument) -> str | None:
+    """Return the text of a document that is UTF-8; None if its charset is to be found."""
+    content = item.content
     if isinstance(content, SpooledFile):
         try:
             content = await asyncio.to_thread(content.read)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
-    for start, why in NOT_READ.items():
-        if content.startswith(start):
-            raise InvalidRequest(why)
+    refuse_unread(content, item.kind)
     try:
         return None if b"\0" in content else content.decode("utf-8-sig")
     except UnicodeDecodeError:
