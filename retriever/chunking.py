@@ -52,7 +52,7 @@ def middle_cut(title: str, fits: Callable[[str], bool]) -> str:
 
 
 def _without_middle(parts: list[str], kept: int) -> str:
-    end = kept // 3
+    end = (kept + 1) // 3
     first = "".join(parts[: kept - end]).rstrip(" ,;:-–—")
     return f"{first} … {''.join(parts[-end:])}" if end else f"{first}…"
 

@@ -125,8 +125,8 @@ async def test_files_without_a_visible_character_are_refused(kind: str, content:
 async def test_titles_that_nobody_gave_are_cut_between_words() -> None:
     long = " ".join(f"Kettle {n} in steel" for n in range(40))
     page = await stored("a.html", "html", f"<title>{long}</title><p>It boils.</p>".encode())
-    assert page.title.endswith("\u2026") and len(page.title) <= 100
-    assert long.startswith(page.title[:-1]) and long[len(page.title) - 1] == " "
+    first, end = page.title.split(" \u2026 ")
+    assert long.startswith(f"{first} ") and long.endswith(f" {end}") and len(page.title) <= 100
     named = await stored("K" * 240 + ".html", "html", b"<p>It boils.</p>")
     assert len(named.title) == 100
 
