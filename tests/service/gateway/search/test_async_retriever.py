@@ -185,7 +185,7 @@ async def test_a_large_collection_gets_lists_while_it_is_used(
     retriever = made()
     await retriever.start()
     await ingest(retriever, documents)
-    with caplog.at_level("INFO", logger="retriever"):
+    with caplog.at_level("INFO", logger="kvstitch.retriever"):
         await retriever.save()
         async with asyncio.timeout(60):
             while "1200 vectors lie in" not in caplog.text:
@@ -196,7 +196,7 @@ async def test_a_large_collection_gets_lists_while_it_is_used(
     await retriever.close()
     caplog.clear()
     again = made()
-    with caplog.at_level("INFO", logger="retriever"):
+    with caplog.at_level("INFO", logger="kvstitch.retriever"):
         await again.start()
     assert "rebuilt" not in caplog.text and "lists" not in caplog.text
     assert await best(again) != "d7-11"
