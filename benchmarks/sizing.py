@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvstitch.kvstore import ChunkSpec, chunk_file_bytes
 
-CODECS = ("raw", "int8", "k8v4", "int4")
+CODECS = ("raw", "k8v8", "k8v4", "int4")
 TOKENS = 512
 KIB, MIB, GIB, TIB = (1024**n for n in (1, 2, 3, 4))
 VECTOR_BYTES = 384 * 4  # MiniLM, float32

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=MIDDLE.name, help=f"one of: {names}")
     parser.add_argument("--config", type=Path, help="config.json of another model")
     parser.add_argument("--prefill-us", type=float, help="full prefill, µs per token")
-    parser.add_argument("--codec", choices=CODECS, default="k8v4")
+    parser.add_argument("--codec", choices=CODECS, default="k8v8")
     for part in (Load, Machine):
         for each in fields(part):
             assert isinstance(each.default, (int, float))

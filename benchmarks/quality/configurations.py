@@ -180,7 +180,7 @@ def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:
     yield from _rivals(instruction)
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
-    for codec in ("int8", "k8v4", "int4"):
+    for codec in ("int8", "k8v8", "k8v4", "int4"):
         yield replace(_scout(QuestionScout(RATIO)), codec=codec)
 
 

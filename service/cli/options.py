@@ -142,7 +142,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--write-tiers", help="tiers besides memory that get computed KV, e.g. ssd,s3; default all")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (default: 8000)")
-    add("--codec", choices=("int2", "int4", "int8", "k8v4", "raw"), help="how KV is stored")
+    add("--codec", choices=("int2", "int4", "int8", "k8v4", "k8v8", "raw"), help="how KV is stored")
     add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
     add("--quantize", choices=("off", "int8", "int4"), help="weights in fewer bits")
     add("--device", help="auto, cpu, cuda or cuda:N")

@@ -44,9 +44,9 @@ class PlaceSettings(BaseModel):
 class TierSettings(BaseModel):
     """The tiers that KV is kept in."""
 
-    codec: Literal["int2", "int4", "int8", "k8v4", "raw"] = Field(
-        "k8v4",
-        description="how KV is stored: `raw`, or in fewer bits (8 for keys and 4 for values)",
+    codec: Literal["int2", "int4", "int8", "k8v4", "k8v8", "raw"] = Field(
+        "k8v8",
+        description="how KV is stored: `raw`, or keys and values in fewer bits",
     )
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")

@@ -112,7 +112,7 @@ ENDS = (4, 20, 32)
 """First and last tokens of every document that LegoLink recomputes."""
 PREFIX_MODES = ("primer", "system", "neighbours", "none", "bos")
 """In the order in which they are worth trying."""
-CODECS = ("int8", "k8v4", "int4")
+CODECS = ("k8v8", "k8v4", "int4")
 EVICTIONS = ("snapkv", "ada_snapkv", "h2o", "kvec", "streaming_llm")
 BUDGETS = (0.75, 0.5)
 """Of a typical prompt's tokens, kept by an eviction method."""

@@ -48,7 +48,7 @@ class FakeRunner:
 
     def _trial(self, prompt: Prompt, candidate: Candidate) -> Trial:
         kl = self._kl(candidate, prompt)
-        size = {"raw": 1000, "int8": 510, "k8v4": 410, "int4": 310}[candidate.codec]
+        size = {"raw": 1000, "k8v8": 510, "k8v4": 410, "int4": 310}[candidate.codec]
         return Trial(
             prompt=prompt.key, configuration=candidate.key, tokens=prompt.tokens, answer_tokens=10,
             kl_first=kl, kl=kl, agree_first=1.0, agreement=max(0.0, 1 - kl), same=float(kl < 0.05),

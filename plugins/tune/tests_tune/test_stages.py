@@ -35,7 +35,7 @@ def error_of(candidate: Candidate, prompt: Prompt) -> float:
     method = {"question_scout": 0.05, "a3": 0.1}.get(candidate.method, 0.2)
     modes = {"system": 0.0, "primer": 0.02, "neighbours": 0.03, "bos": 0.05, "none": 0.1}
     mode = modes[candidate.prefix_mode]
-    codec = {"raw": 0.0, "int8": 0.001, "k8v4": 0.2, "int4": 0.3}[candidate.codec]
+    codec = {"raw": 0.0, "k8v8": 0.001, "k8v4": 0.2, "int4": 0.3}[candidate.codec]
     ratio = float(dict(candidate.parameters).get("ratio", 0.0))
     slow = 0.001 * len(candidate.parameters)
     return method * (1 - ratio) + mode + codec + slow + 0.0001 * prompt.documents[0][1]
@@ -77,7 +77,7 @@ def choose(stages: Stages) -> tuple[Candidate, Candidate]:
 def test_the_best_is_found(tmp_path: Path) -> None:
     best, recommended = choose(stages_of(tmp_path)[0])
     assert best == recommended
-    assert (best.method, best.prefix_mode, best.codec) == ("question_scout", "system", "int8")
+    assert (best.method, best.prefix_mode, best.codec) == ("question_scout", "system", "k8v8")
     assert dict(best.parameters)["ratio"] == 0.15
 
 
@@ -92,11 +92,11 @@ def test_what_does_not_hold_on_the_test_part_is_not_recommended(tmp_path: Path) 
 
 def test_raw_chunks_where_only_the_codec_does_not_hold(tmp_path: Path) -> None:
     def codec_fails(candidate: Candidate, prompt: Prompt) -> float:
-        fails = prompt.task == "test" and candidate.codec == "int8"
+        fails = prompt.task == "test" and candidate.codec == "k8v8"
         return error_of(candidate, prompt) + fails
 
     best, recommended = choose(stages_of(tmp_path, codec_fails)[0])
-    assert best.codec == "int8" and recommended.codec == "raw"
+    assert best.codec == "k8v8" and recommended.codec == "raw"
     assert recommended.method == "question_scout"
 
 
@@ -104,7 +104,7 @@ def test_a_codec_that_costs_a_fifth_of_a_small_error_is_not_chosen(tmp_path: Pat
     """As int4 did on a real model (plugins/tune/README.md), and 10 of 98 answers with it."""
 
     def as_measured(candidate: Candidate, prompt: Prompt) -> float:
-        codec = {"raw": 0.0, "int8": 0.003, "k8v4": 0.003, "int4": 0.003}[candidate.codec]
+        codec = {"raw": 0.0, "k8v8": 0.003, "k8v4": 0.003, "int4": 0.003}[candidate.codec]
         return error_of(replace(candidate, codec="raw"), prompt) / 3 + codec
 
     best, recommended = choose(stages_of(tmp_path, as_measured)[0])

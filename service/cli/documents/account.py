@@ -60,7 +60,7 @@ class Forecast:
         if held:
             out.append(f"of this KV {', '.join(held)}")
         if self.codec == "raw" and any(free < self.kv_bytes for free in self.tiers.values()):
-            out.append("a service with the default codec, k8v4, stores 42 % of these bytes")
+            out.append("a service with the default codec, k8v8, stores 52 % of these bytes")
         return out
 
     def _share(self, free: float) -> str:

@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 4.0  # of a document that is not indexed yet, before any was
 UNCHANGED = 0.1  # share of a document's indexing that one takes which is stored already
 MARGIN = 0.15  # of what rates of the past say of the future
 # Bits of a number, with the scales that stand beside a group of numbers.
-_BITS = {"int8": 8.5, "k8v4": 6.75, "int4": 5, "int2": 3}
+_BITS = {"int8": 8.5, "k8v8": 8.4, "k8v4": 6.75, "int4": 5, "int2": 3}
 _RAW_BITS = {"float32": 32}
 
 

@@ -51,7 +51,7 @@ def test_tokens_bytes_time_and_room(files: Path) -> None:
     assert "about 2 min" in lines
     assert "memory has room for 50 % (537.1 KiB), ssd has room for all" in lines
     assert "redis" not in lines
-    assert "k8v4" in lines
+    assert "k8v8" in lines
 
 
 def test_a_rate_that_nobody_knows_is_not_made_up(files: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_rate_that_nobody_knows_is_not_made_up(files: Path) -> None:
     made = forecast(scan([str(files)]).sources, 5, unknown)
     assert made is not None and made.seconds is None
     assert "when the first of them are stored" in "\n".join(made.lines())
-    assert "k8v4" not in "\n".join(made.lines())  # all tiers have room
+    assert "k8v8" not in "\n".join(made.lines())  # all tiers have room
 
 
 @pytest.mark.parametrize("without", ["ingest", "model"])
