@@ -539,7 +539,8 @@ def test_no_secret_setting_is_recorded() -> None:
     """A new setting that holds text fails this until it is known whether it may hold a secret."""
     shown = {
         "allowed_hosts", "allowed_origins", "calibration", "cors_origins", "device", "embedder",
-        "embedder_revision", "encryption_kms", "host", "kv_ttl", "lora", "lora_precompute", "model",
+        "embedder_revision", "encryption_kms", "hand_over_dir", "host",
+        "kv_ttl", "lora", "lora_precompute", "model",
         "oidc_algorithms",
         "oidc_all_groups", "oidc_audience", "oidc_client_id", "oidc_client_parameters",
         "oidc_client_scopes", "oidc_groups_claim", "oidc_issuer", "oidc_quotas",

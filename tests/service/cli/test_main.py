@@ -70,7 +70,10 @@ def test_the_answer_comes_first(rig: Rig, capsys: pytest.CaptureFixture[str]) ->
     cited[1] = replace(cited[1], used=True, quote_start=start, quote_end=start + 6)
     inside = "of them.\n## Trains\nThey go."
     at = cited[2].char_start + inside.index("They")
-    cited[2] = replace(cited[2], text=inside, used=True, quote_start=at, quote_end=at + 8)
+    end = cited[2].char_start + len(inside)
+    cited[2] = replace(
+        cited[2], text=inside, char_end=end, used=True, quote_start=at, quote_end=at + 8
+    )
     sentences = [
         Attribution(start=0, end=14, citations=[2], score=1.0, by="words"),
         Attribution(start=15, end=24, citations=[], score=0.0, by="words"),

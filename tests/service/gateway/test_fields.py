@@ -149,6 +149,7 @@ CacheSegment.reused CacheSegment.rows_recomputed CacheSegment.tier DocumentForec
 DocumentForecast.load_bytes DocumentForecast.reused DocumentForecast.tier
 Explanation.history_tokens Explanation.recomputed_tokens Explanation.reused_from
 Explanation.reused_tokens InputTokensDetails.cached_tokens PromptTokensDetails.cached_tokens
+InputTokensDetails.cache_write_tokens
 SegmentForecastOut.computed SegmentForecastOut.load_bytes SegmentForecastOut.reused
 SegmentForecastOut.tier TokenRunOut.computed_layers TokenRunOut.entries TokenRunOut.source
 """

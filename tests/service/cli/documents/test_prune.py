@@ -168,7 +168,7 @@ def test_only_folders_are_pruned(docs: Folder, named: str) -> None:
 
 def test_what_cannot_be_ingested_this_time_stays(docs: Folder) -> None:
     """Hidden by rights or a link, empty, of a broken file, or not parsed: it is there."""
-    docs.write("broken.pdf", "no PDF")
+    docs.write("broken.pdf", "%PDF-1.7 and no more")
     docs.write("a.md", "")
     (docs.path / "sub").rename(docs.path / ".moved")
     os.symlink(docs.path / "nowhere.md", docs.path / "link.md")
