@@ -41,6 +41,7 @@ class FileFormat:
         parser: "module:function" that takes bytes and Bounds and returns a ParsedFile. It runs in a
             process with limits of time and memory, which loads no plugin but this module.
         starts: First bytes by which a file is known whatever its name says.
+        looks: The same for texts: a pattern of how one begins, without blanks before it.
         binary: May be as large as PDF files; else as texts.
         text: Bytes in a charset, which whoever sends a file may name; the parser gets UTF-8 then.
         in_folders: Whether files of a folder that is ingested are taken.
@@ -57,6 +58,7 @@ class FileFormat:
     text: bool = False
     in_folders: bool = True
     part: str = ""
+    looks: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Formats that few people send: OpenDocument, EPUB, reStructuredText and AsciiDoc."""
+"""Formats that few people send: OpenDocument, EPUB, reStructuredText, AsciiDoc, notebooks, subtitles
+and XML."""
 
 from __future__ import annotations
 
@@ -12,19 +13,37 @@ def _archive(media_type: str, suffix: str, parser: str, part: str) -> FileFormat
     return FileFormat("office", media_type, (suffix,), parser, binary=True, part=part)
 
 
+def _text(
+    kind: str, media_type: str, suffixes: tuple[str, ...], parser: str, looks: bytes
+) -> FileFormat:
+    return FileFormat(
+        kind, media_type, suffixes, f"kvstitch_formats.{parser}", looks=looks
+    )
+
+
 def _open_document(kind: str, suffix: str) -> FileFormat:
     part = f"mimetype={_OPEN_DOCUMENT}"
     return _archive(_OPEN_DOCUMENT + kind, suffix, "open_document", part)
 
 
+_FLAT = rb"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<office:document\s"
+_NOTEBOOK = rb'\{\s*"(?:cells"\s*:\s*\[|nbformat|metadata"\s*:\s*\{[^\0]*"(?:kernelspec|name)")'
+_CUES = rb"WEBVTT|\d+\r?\n\d\d:\d\d:\d\d,\d{3} -->"
+
+
 @hookimpl
 def file_formats() -> list[FileFormat]:
     rst, asciidoc = "kvstitch_formats.texts:parse_rst", "kvstitch_formats.texts:parse_asciidoc"
-    return [
+    return [  # of two whose looks fit, the first is taken
         FileFormat("rst", "text/x-rst", (".rst",), rst, text=True),
         FileFormat("adoc", "text/asciidoc", (".adoc", ".asciidoc"), asciidoc, text=True),
         _open_document("text", ".odt"),
         _open_document("spreadsheet", ".ods"),
         _open_document("presentation", ".odp"),
+        _text("fodt", "application/vnd.oasis.opendocument.text-flat-xml",
+              (".fodt", ".fods", ".fodp"), "open_document:parse_flat", _FLAT),
+        _text("ipynb", "application/x-ipynb+json", (".ipynb",), "notebooks:parse", _NOTEBOOK),
+        _text("vtt", "text/vtt", (".vtt", ".srt"), "subtitles:parse", _CUES),
+        _text("xml", "application/xml", (".xml", ".rss", ".atom"), "xml_files:parse", rb"<\?xml\s"),
         _archive("application/epub+zip", ".epub", "epub", "META-INF/container.xml"),
     ]

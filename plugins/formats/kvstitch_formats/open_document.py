@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 from zipfile import ZipFile
 
@@ -23,6 +24,7 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
     left_out_warnings,
     meaningful_title,
     one_line,
+    picture_text,
     places_warning,
 )
 from kvstitch.service.gateway.documents.parsing.tables.grid import MAX_COLUMNS, Cell
@@ -60,6 +62,17 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             meta = xml_of(archive.read("meta.xml"))
             title = meta.findtext(".//{http://purl.org/dc/elements/1.1/}title") or ""
         return walk.out.finish(meaningful_title(title) or walk.title, walk.warnings())
+
+
+def parse_flat(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a file that has all parts in one (.fodt, .fods, .fodp)."""
+    if b"<!ENTITY" in content[:4096]:
+        raise InvalidRequest("it declares entities: save it anew")
+    packed = BytesIO()
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("content.xml", content)
+        archive.writestr("meta.xml", content)
+    return parse(packed.getvalue(), bounds)
 
 
 class _Walk:
@@ -228,6 +241,8 @@ class _Walk:
             self._left_out["embedded_objects"] += 1
         elif "image" in names:
             self._left_out["pictures"] += 1
+            said = (e.text or "" for e in frame if name_of(e) in ("title", "desc"))
+            self.out.block(picture_text(next(filter(str.strip, said), "")))
 
     def _table(self, table: Any) -> None:
         """Add a table of a text; those in its cells stand behind it."""

@@ -13,7 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 from kvstitch.service.gateway.documents.parsing.charsets import decode
-from kvstitch.service.gateway.documents.parsing.markup.text_files import without_picture_data
+from kvstitch.service.gateway.documents.parsing.markup.text_files import (
+    without_metadata,
+    without_picture_data,
+)
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
@@ -45,11 +48,12 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
     from docutils.core import publish_doctree
 
     decoded = without_picture_data(decode(content))
+    plain, said = without_metadata(decoded.text)
 
     def read(text: str) -> nodes.document:
         return publish_doctree(text, settings_overrides=_SETTINGS)
 
-    text = _with_named_rows(decoded.text, read, bounds)
+    text = _with_named_rows(plain, read, bounds)
     tree = read(text)
     titles = [
         title.rawsource.strip() or title.astext()
@@ -57,7 +61,8 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
         if isinstance(title.parent, nodes.section)
     ]
     marks = _find(text, titles)
-    return ParsedFile(text, marks[0][2] if marks else "", marks, decoded.warnings)
+    title = said.get("title") or (marks[0][2] if marks else "")
+    return ParsedFile(text, title, marks, decoded.warnings, said)
 
 
 def _find(text: str, titles: list[str]) -> list[Mark]:
@@ -171,10 +176,10 @@ def parse_asciidoc(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a text; its title is its first heading of level 0. Comments and includes stay as
     they are."""
     decoded = decode(content)
-    text = decoded.text
+    text, said = without_metadata(decoded.text)
     lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
     marks: list[Mark] = []
-    title = fence = before = ""
+    title, fence, before = said.get("title", ""), "", ""
     underline = False
     for at, match in enumerate(lines):
         line = match[0].strip()
@@ -193,7 +198,7 @@ def parse_asciidoc(content: bytes, bounds: Bounds) -> ParsedFile:
         elif _FENCE.fullmatch(line):
             fence = "```" if line.startswith("```") else line
         before = line
-    return ParsedFile(text, title, marks, decoded.warnings)
+    return ParsedFile(text, title, marks, decoded.warnings, said)
 
 
 def _is_adoc_title(line: str, below: str) -> bool:

@@ -24,7 +24,7 @@ from kvstitch.service.gateway.data_folder import DiskGuard
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs
-START_BYTES = 16  # enough to tell a file's kind
+START_BYTES = 4096  # enough to tell a file's kind
 
 
 class SpoolFolder:

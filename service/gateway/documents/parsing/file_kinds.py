@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import chain
 from pathlib import PurePath
 
+from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.plugins import FileFormat, hooks
 
 PDF_START = b"%PDF-"
@@ -14,8 +16,10 @@ _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 
 
-def _text(kind: str, media_type: str, suffixes: tuple[str, ...], parser: str) -> FileFormat:
-    return FileFormat(kind, media_type, suffixes, f"{_ROOM}.{parser}", text=True)
+def _text(
+    kind: str, media_type: str, suffixes: tuple[str, ...], parser: str, looks: bytes = b""
+) -> FileFormat:
+    return FileFormat(kind, media_type, suffixes, f"{_ROOM}.{parser}", text=True, looks=looks)
 
 
 def _office(media_type: str, suffix: str) -> FileFormat:
@@ -32,14 +36,23 @@ def _picture(media_type: str, suffixes: tuple[str, ...], *starts: bytes) -> File
 
 
 _ROOM = "kvstitch.service.gateway.documents.parsing"
+_PAGE = rb"(?is)(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])"
+# Headers of a mail, or the line before each of a mailbox.
+_MAIL = (
+    rb"(?i)(?:From \S+ [^\n]*\d\d:\d\d[^\n]*\n[\w-]+:"
+    rb"|(?:[a-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*+)*?(?:mime-version|message-id|received):)"
+)
+_MAILS = (("message/rfc822", (".eml",)), ("application/mbox", (".mbox",)),
+          ("multipart/related", (".mht", ".mhtml")))  # fmt: skip
 _OWN = (
     _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
     _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),
-    _text("html", "text/html", (".html", ".htm"), "markup.html:parse"),
+    _text("html", "text/html", (".html", ".htm"), "markup.html:parse", _PAGE),
     _text("html", "application/xhtml+xml", (".xhtml",), "markup.html:parse"),
     _text("csv", "text/csv", (".csv",), "tables.csv_files:parse"),
     _text("csv", "text/tab-separated-values", (".tsv", ".tab"), "tables.csv_files:parse"),
-    FileFormat("eml", "message/rfc822", (".eml",), f"{_ROOM}.mail:parse"),
+    *(FileFormat("eml", media, suffixes, f"{_ROOM}.mail:parse", looks=_MAIL)
+      for media, suffixes in _MAILS),
     FileFormat("pdf", "application/pdf", (".pdf",), f"{_ROOM}.pdf.document:parse", (PDF_START,),
                binary=True),
     _office(_OFFICE + "wordprocessingml.document", ".docx"),
@@ -88,17 +101,39 @@ def is_binary(kind: str) -> bool:
     return (found := format_of(kind)) is not None and found.binary
 
 
-# How files begin that are text, or look like it, and say nothing that anybody wants to find.
-NOT_READ = {
-    rb"{\rtf": "it is RTF: save it as .docx",
-    b"%!PS": "it is PostScript: make a PDF of it, e.g. with ps2pdf",
-    b"GIF8": "it is a GIF: save it as PNG",
-    b"\x1f\x8b": "it is compressed with gzip: unpack it",
-    b"BZh": "it is compressed with bzip2: unpack it",
-    b"\xfd7zXZ": "it is compressed with xz: unpack it",
-    b"7z\xbc\xaf": "it is a 7-Zip archive: unpack it",
-    b"\x7fELF": "it is a program",
+# How files begin that look like texts, or are sent as such, and say nothing that anybody wants to
+# find.
+_NOT_READ = {
+    rb"\{\\rtf": "it is RTF: save it as .docx",
+    rb"%!PS": "it is PostScript: make a PDF of it, e.g. with ps2pdf",
+    rb"GIF8|RIFF....WEBP|BM....\0\0\0\0": "it is a GIF or other picture: save it as PNG",
+    rb"RIFF....(?:WAVE|AVI )|ID3[\2-\4]\0|OggS\0|\0...ftyp|\x1aE\xdf\xa3":
+        "it is sound or film: write down what is said",
+    rb"\x1f\x8b|BZh\d|\xfd7zXZ|7z\xbc\xaf|Rar!\x1a|\x28\xb5\x2f\xfd": "it is compressed: unpack it",
+    rb"\x7fELF|MZ[^\0]{0,6}\0": "it is a program",
+    rb"SQLite format 3\0|PAR1\x15": "it is a database: export its tables as CSV",
+    rb"\xe4R\\\x7b\x8c\xd8\xa7M": "it is a notebook of OneNote: export it as PDF or .docx",
+}  # fmt: skip
+UNREAD = "unread"  # the kind of a file that a plugin would read, were it there
+_BY_PLUGIN = {
+    rb"WEBVTT|\d+\r?\n\d\d:\d\d:\d\d,\d{3} -->": "subtitles",
+    rb'\{\s*"(?:cells"\s*:\s*\[|nbformat)': "a notebook of Jupyter",
+    rb"<\?xml": "XML",
 }
+_NO_TEXT = re.compile(rb"[\0-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
+
+
+def refuse_unread(content: bytes, kind: str) -> None:
+    """Raise InvalidRequest for a file without a parser that is no plain text."""
+    start = content[:4096].lstrip(_BLANKS)
+    for pattern, why in _NOT_READ.items():
+        if re.match(pattern, start, re.S):
+            raise InvalidRequest(why)
+    if kind == UNREAD:
+        start = start.replace(b"\0", b"").lstrip(b"\xff\xfe")
+        what = next(what for pattern, what in _BY_PLUGIN.items() if re.match(pattern, start))
+        raise InvalidRequest(f"it is {what}: install kvstitch-formats, which reads it")
 
 
 def kind_of_start(content: bytes | bytearray) -> str | None:
@@ -106,9 +141,21 @@ def kind_of_start(content: bytes | bytearray) -> str | None:
     return next((made.kind for made in formats() if content.startswith(made.starts)), None)
 
 
+def _kind_of_look(start: bytes) -> str | None:
+    return next((m.kind for m in formats() if m.looks and re.match(m.looks, start)), None)
+
+
 def file_kind(name: str, media_type: str, content: bytes) -> str:
-    """Return the kind of a file: by its first bytes, media type or name, else "text"."""
-    if found := kind_of_start(content) or kind_of_media_type().get(media_type):
+    """Return the kind of a file: by how it begins, by media type or name, else "text"."""
+    start = content[:4096].replace(b"\0", b"").lstrip(_BLANKS + b"\xff\xfe")
+    if found := kind_of_start(content) or _kind_of_look(start):
         return found
+    if any(re.match(pattern, start) for pattern in _BY_PLUGIN):
+        return UNREAD
     suffix = PurePath(name).suffix.lower()
-    return next((made.kind for made in formats() if suffix in made.suffixes), "text")
+    found = kind_of_media_type().get(media_type)
+    found = found or next((made.kind for made in formats() if suffix in made.suffixes), "text")
+    if (is_binary(found) or suffix == ".xls") and start and not _NO_TEXT.search(content[:4096]):
+        # Programs write tables and letters as text, and call them as Office does.
+        return "csv" if suffix.startswith(".xls") else "text"
+    return found

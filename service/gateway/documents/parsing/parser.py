@@ -22,10 +22,12 @@ from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from kvstitch.service.gateway.documents.parsing.file_kinds import (
-    NOT_READ,
+    UNREAD,
     format_of,
     parsers_by_part,
+    refuse_unread,
 )
+from kvstitch.service.gateway.documents.parsing.markup.text_files import without_metadata
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
@@ -109,7 +111,7 @@ async def parse_file(
         ParseWarning(**{**warning, "places": tuple(warning["places"])})
         for warning in answer["warnings"]
     )
-    return ParsedFile(answer["text"], answer["title"], marks, warnings)
+    return ParsedFile(answer["text"], answer["title"], marks, warnings, answer["said"])
 
 
 async def _run(
@@ -199,8 +201,12 @@ class DocumentParser:
         file's name. Raises InvalidRequest."""
         content, title = item.content, item.title
         marks: tuple[Mark, ...] = ()
-        if item.kind == "text" and (text := await _plain(content)) is not None:
+        if item.kind in ("text", UNREAD) and (text := await _plain(item)) is not None:
             parsed = ParsedFile(text)
+            if PurePath(item.doc_id).suffix.lower() in (".txt", ".text"):
+                text, said = without_metadata(text)
+                parsed = ParsedFile(text, said=said)
+                title = title or _short(said.get("title", ""))
         else:
             parsed = await parse_file(item.kind, content, self._limits, item.charset)
             title = title or _short(parsed.title or PurePath(item.doc_id).stem)
@@ -222,16 +228,15 @@ def _short(title: str) -> str:
     return (words.rpartition(" ")[0] or words) + "…"
 
 
-async def _plain(content: bytes | SpooledFile) -> str | None:
-    """Return the text of content that is UTF-8; None if its charset is to be found."""
+async def _plain(item: IngestDocument) -> str | None:
+    """Return the text of a document that is UTF-8; None if its charset is to be found."""
+    content = item.content
     if isinstance(content, SpooledFile):
         try:
             content = await asyncio.to_thread(content.read)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
-    for start, why in NOT_READ.items():
-        if content.startswith(start):
-            raise InvalidRequest(why)
+    refuse_unread(content, item.kind)
     try:
         return None if b"\0" in content else content.decode("utf-8-sig")
     except UnicodeDecodeError:

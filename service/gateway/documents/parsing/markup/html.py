@@ -15,6 +15,7 @@ from selectolax.lexbor import LexborNode
 from kvstitch.service.gateway.documents.parsing import charsets
 from kvstitch.service.gateway.documents.parsing.charsets import Decoded
 from kvstitch.service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
+from kvstitch.service.gateway.documents.parsing.markup.page_parts import write_parts
 from kvstitch.service.gateway.documents.parsing.markup.page_tree import page_tree
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
@@ -24,13 +25,11 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
     TextBuilder,
     heading,
     left_out_warnings,
+    one_line,
 )
 from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
-_INVISIBLE = [
-    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
-    "button", "select", "textarea",
-]  # fmt: skip
+_INVISIBLE = ["iframe", "object", "head"]
 _BLOCKS = frozenset(
     [
         "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
@@ -54,10 +53,19 @@ def label_of(content: bytes) -> str:
     return found[1].decode("ascii") if found else ""
 
 
-def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a page; its title is that of its head, else its first heading of level 1."""
+def parse(content: bytes, bounds: Bounds, *, quotes: str = "") -> ParsedFile:
+    """Parse a page; its title is that of its head, else its first heading of level 1. Of a mail
+    what these selectors name is left out, unless it is all there is."""
     decoded = decode(content)
     tree, left_out = page_tree(decoded.text)
+    write_parts(tree, left_out)
+    found = tree.css(quotes) if quotes else []
+    if found and len(one_line("".join(node.text() for node in found))) < len(
+        one_line(tree.body.text() if tree.body else "")
+    ):
+        left_out["quotes"] += 1
+        for node in found:
+            node.decompose()
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)

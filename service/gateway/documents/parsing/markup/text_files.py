@@ -96,23 +96,78 @@ def without_picture_data(decoded: Decoded) -> Decoded:
     return Decoded(text, (*decoded.warnings, *left_out_warnings({"pictures": count})))
 
 
+_BLOCK = re.compile(r"(?P<mark>---|\+\+\+)[ \t]*\r?\n(?P<body>.*?)^(?P=mark)[ \t]*(?:\r?\n|\Z)", re.S | re.M)
+_ENTRY = re.compile(r"(?P<name>[A-Za-z][\w -]{0,40}?)[ \t]*[:=][ \t]*(?P<value>.*)")
+# What a block says about the text itself; the rest says how a program shows it.
+_SAID = ("author", "authors", "date", "updated", "lastmod", "version", "revision", "replaces",
+         "supersedes", "status", "description", "summary", "tags", "keywords")  # fmt: skip
+
+
+def without_metadata(text: str) -> tuple[str, dict[str, str]]:
+    """Return a text without the block of metadata at its head (YAML or TOML), whose entries on the
+    text are its first line, and these entries."""
+    block = _BLOCK.match(text)
+    if block is None:
+        return text, {}
+    found: dict[str, str] = {}
+    name = ""
+    for line in block["body"].splitlines():
+        if (entry := _ENTRY.fullmatch(line.rstrip())) and not line[:1].isspace():
+            name = entry["name"].lower()
+            found[name] = entry["value"].strip(" \"'[]>|")
+        elif name and (more := line.strip(" -\t\"'[],")):
+            found[name] += (", " if found[name] else "") + more
+        elif line.strip() and not found:
+            return text, {}  # a line across the page, and a text
+    if not found:
+        return text, {}
+    said = [f"{name}: {found[name]}" for name in _SAID if found.get(name)]
+    return (" | ".join(said) + "\n\n" if said else "") + text[block.end() :], found
+
+
+_COMMENT = re.compile(r"<!--.*?-->[ \t]*|^\[[^\]\n]*\]: *(?:#|<>) *[(\"'][^\n]*[)\"'][ \t]*$", re.S | re.M)
+
+
+def without_comments(text: str, tokens: Sequence[Token]) -> tuple[str, int]:
+    """Return a text without comments that its reader does not see, and how many there were."""
+    starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
+    code = [
+        (starts[token.map[0]], starts[min(token.map[1], len(starts) - 1)])
+        for token in tokens
+        if token.type in ("fence", "code_block") and token.map is not None
+    ]
+    count = 0
+
+    def left(found: re.Match[str]) -> str:
+        nonlocal count
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if line.count("`") % 2 or any(start <= found.start() < end for start, end in code):
+            return found[0]
+        count += 1
+        return ""
+
+    return _COMMENT.sub(left, text), count
+
+
 def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text; its title is the first heading of level 1, if there is one."""
+    """Parse a text; its title is that of its metadata, else the first heading of level 1."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark").enable("table")
     decoded = without_picture_data(decode(content))
-    text = with_named_rows(decoded.text, parser.parse(decoded.text), bounds)
+    text, said = without_metadata(decoded.text)
+    text, comments = without_comments(text, parser.parse(text))
+    text = with_named_rows(text, parser.parse(text), bounds)
     starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     found = [
         (starts[opening.map[0]], opening.tag, inline.content.strip())
         for opening, inline in pairwise(parser.parse(text))
         if opening.type == "heading_open" and opening.map is not None
     ]
-    title = next((text for _, tag, text in found if tag == "h1" and text), "")
-    return ParsedFile(
-        text, title, [heading(start, text) for start, _, text in found], decoded.warnings
-    )
+    title = said.get("title") or next((text for _, tag, text in found if tag == "h1" and text), "")
+    warnings = (*decoded.warnings, *left_out_warnings({"hidden_text": comments}))
+    marks = [heading(start, text) for start, _, text in found]
+    return ParsedFile(text, title, marks, warnings, said)
 
 
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:

@@ -6,6 +6,7 @@ last laid them out. Not kept, but counted: pictures, embedded objects, hidden te
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
@@ -31,6 +32,7 @@ from kvstitch.service.gateway.documents.parsing.office.docx_text import (
     unwrapped,
 )
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -77,6 +79,12 @@ class _Walk:
             for relation in document.part.rels.values()
             if not relation.is_external
         }
+        self._external = {
+            relation.rId: relation.target_ref
+            for relation in document.part.rels.values()
+            if relation.is_external
+        }
+        self._addresses = Addresses()
         self._styles = Styles(document.styles.element)
         numbering = self._root("numbering")
         self._numbering = Numbering(numbering, self._styles)
@@ -117,6 +125,17 @@ class _Walk:
                 name = "Header" if part.partname.rpartition("/")[2].startswith("h") else "Footer"
                 self.out.block(f"{name}: {text}")
 
+    def _found(self) -> Found:
+        return Found(address=self._address)
+
+    def _address(self, text: str, link: Any) -> str:
+        """Return where a link or a field leads, in brackets."""
+        if link.tag == qn("w:hyperlink"):
+            return self._addresses.behind(text, self._external.get(link.get(qn("r:id"), ""), ""))
+        said = link.get(qn("w:instr")) or link.text or ""
+        quoted = re.search(r'HYPERLINK\s+"([^"]+)"', said)
+        return self._addresses.behind(text, quoted[1] if quoted else "")
+
     def _root(self, kind: str) -> Any:
         part = self._by_kind.get(kind)
         return None if part is None else drawings.xml_of(part.blob)
@@ -131,7 +150,7 @@ class _Walk:
         return notes
 
     def _paragraph(self, element: Any) -> None:
-        found = Found()
+        found = self._found()
         text = paragraph_text(element, self._styles, found).strip(" \t\n")
         words = text.replace(PAGE_BREAK, "")
         style, key = self._styles.of(element)
@@ -182,7 +201,7 @@ class _Walk:
         self._depth -= 1
 
     def _note(self, kind: str, note: Any) -> None:
-        found = Found()
+        found = self._found()
         texts = [paragraph_text(p, self._styles, found) for p in note.iter(qn("w:p"))]
         called = _CALLED.get(kind)
         if called is None:
@@ -201,7 +220,7 @@ class _Walk:
             return None
 
     def _table(self, table: Any) -> None:
-        found = Found()
+        found = self._found()
         headers, rows = self._rows(table, found)
         self.out.gap()
         add_rows(self.out, rows, headers=headers or None)

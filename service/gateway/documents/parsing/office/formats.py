@@ -66,6 +66,7 @@ def check_no_entities(archive: ZipFile) -> None:
                 raise InvalidRequest(f"{entry.filename} declares entities: save it anew")
 
 
+_OF_APPLE = re.compile(r"(?:^|/)(?:Index\.zip|index\.(?:apxl|xml\.gz)|[^/]+\.iwa)$")
 # A file that only such a format has.
 _PARSERS = {
     "word/document.xml": "kvstitch.service.gateway.documents.parsing.office.docx:parse",
@@ -81,6 +82,10 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             check_no_entities(archive)
             content = usual_package(content, archive)
         elif not (parser := _parser_of(archive, bounds.archives)):
+            if any(_OF_APPLE.search(name) for name in archive.namelist()):
+                raise InvalidRequest(
+                    "it is of Apple's Pages, Numbers or Keynote: export it as PDF, or for Office"
+                )
             raise InvalidRequest(
                 "it is an archive, but no .docx, .pptx or .xlsx (OpenDocument and EPUB are read by "
                 "the plugin kvstitch-formats): unpack it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from lxml import etree
 from openpyxl.packaging.relationship import get_dependents, get_rels_path
 
 from kvstitch.service.gateway.documents.parsing.office import drawings
-from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.parsed_file import one_line, picture_text
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _XDR = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
@@ -27,6 +28,10 @@ class SheetParts:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
+# What Excel writes before a remark for its older versions.
+_BOILERPLATE = re.compile(r"\[Threaded comment\].*?(?:Comment|Kommentar|Commentaire|Comentario):\s*")
+
+
 def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
     """Read the parts that belong to a sheet."""
     found = SheetParts()
@@ -39,7 +44,10 @@ def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
         elif kind == "comments":
             notes += _comments(root)
         elif kind == "drawing":
-            found.left_out["pictures"] += sum(1 for _ in root.iter(f"{_XDR}pic"))
+            for picture in root.iter(f"{_XDR}pic"):
+                found.left_out["pictures"] += 1
+                said = (picture_text(of.get("descr", "")) for of in picture.iter(f"{_XDR}cNvPr"))
+                found.texts += filter(None, said)
             found.texts += filter(None, map(_text, root.iter(f"{_XDR}txBody")))
             for of_drawing, _, part in _related(archive, name):
                 if of_drawing == "chart" and part is not None:
@@ -50,6 +58,15 @@ def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
     cells = {cell for cell, _ in found.comments}
     found.comments += [note for note in notes if note[0] not in cells]
     return found
+
+
+def external_targets(archive: ZipFile, sheet: str) -> dict[str, str]:
+    """Return the addresses that a sheet refers to, by the ids of its references."""
+    try:
+        relations = list(get_dependents(archive, get_rels_path(sheet)))
+    except (KeyError, etree.XMLSyntaxError):
+        return {}
+    return {r.Id: r.target for r in relations if r.TargetMode == "External"}
 
 
 def _related(archive: ZipFile, name: str) -> Iterator[tuple[str, str, Any]]:
@@ -73,7 +90,7 @@ def _comments(root: Any) -> Iterator[tuple[str, str]]:
     for element in root.iter():
         if isinstance(element.tag, str) and element.tag.endswith(("}comment", "}threadedComment")):
             texts = (e.text or "" for e in element.iter("{*}t", "{*}text"))
-            if text := one_line("".join(texts)):
+            if text := _BOILERPLATE.sub("", one_line("".join(texts))):
                 yield element.get("ref", ""), text
 
 

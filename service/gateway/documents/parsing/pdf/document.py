@@ -5,6 +5,7 @@ Running headers and footers are kept where they first stand. PDFium reads the ch
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pypdfium2 as pdfium
@@ -12,6 +13,7 @@ import pypdfium2.raw as raw
 
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -20,12 +22,13 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     places_warning,
 )
-from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, beside, lines_of
 from kvstitch.service.gateway.documents.parsing.pdf.lines import (
     Vocabulary,
     paragraphs,
     without_running_lines,
 )
+from kvstitch.service.gateway.documents.parsing.pdf.page_tables import with_named_rows
 from kvstitch.service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
 
 if TYPE_CHECKING:
@@ -79,7 +82,8 @@ class _Reading:
         self._empty: list[str] = []
         self._scans: list[str] = []
         self._unreadable: list[str] = []
-        self._readings = 0
+        self._left_out: Counter[str] = Counter()
+        self._addresses = Addresses()
 
     def page(self, index: int) -> int:
         """Read a page; returns how many characters it has."""
@@ -91,7 +95,7 @@ class _Reading:
             self.remarks.append([])
             self._empty.append(label)
             return 0
-        found = read_page(self._document, page)
+        found = read_page(self._document, page, self._addresses)
         text = "".join(word.text for word in found.words)
         missing: list[str] | None = None
         if found.unmapped > 0.2 * len(text) or _is_rubbish(text):
@@ -110,9 +114,11 @@ class _Reading:
             if words is found.words:
                 missing.append(label)
         lines, readings = lines_of(words, found.entries)
+        if words is found.words:
+            lines = [*beside(found.before, lines), *lines, *beside(found.behind, lines)]
         self.pages.append(lines)
         self.remarks.append(found.remarks)
-        self._readings += readings
+        self._left_out += Counter(readings_left_out=readings, hidden_text=found.hidden)
         page.close()
         return sum(len(word.text) for word in words) + sum(map(len, found.remarks))
 
@@ -129,7 +135,8 @@ class _Reading:
     def finish(self, bounds: Bounds) -> ParsedFile:
         out = TextBuilder(bounds)
         vocabulary = Vocabulary(line.text for page in self.pages for line in page)
-        texts = paragraphs(without_running_lines(self.pages), vocabulary)
+        pages = with_named_rows(without_running_lines(self.pages))
+        texts = paragraphs(pages, vocabulary)
         for number, (text, remarks) in enumerate(zip(texts, self.remarks, strict=True), 1):
             out.mark("page", str(number))
             out.block(text)
@@ -179,7 +186,7 @@ class _Reading:
                     "print the file to a new PDF",
                 )
             )
-        warnings += left_out_warnings({"readings_left_out": self._readings})
+        warnings += left_out_warnings(self._left_out)
         return warnings + (self._pictures.warnings() if self._pictures else [])
 
 
