@@ -11,11 +11,13 @@ import re
 import unicodedata
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Protocol
 
 # A boundary is the position where the next piece starts. The best kind comes first. Line ends rank
 # between sentences and whitespace, so that lists, tables and code are not split inside a line.
 _HEADING = re.compile(r"(?:\A|(?<=[\r\n]))(?=#{1,6}[ \t])")
+_NUMBER = re.compile(r"^[ \t]*\d{1,3}\.\s+\Z", re.M)  # of an item, which begins with it
 _BLANK_LINE = re.compile(r"\n(?:[ \t\r\f\v]*+\n)++")
 _SENTENCE = re.compile(
     r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019)\]]*+\s++"
@@ -26,6 +28,7 @@ _LINE = re.compile(r"\r?+\n|\r")
 _WHITESPACE = re.compile(r"\s++")
 _KINDS = (_HEADING, _BLANK_LINE, _SENTENCE, _LINE, _WHITESPACE)
 # A row of a table: cells side by side. A sentence that ends in a cell is no place to cut.
+_CELL = re.compile(r"(?<=\S) \| (?=\S)")
 _ROW = re.compile(r"^[^\r\n]*\S \| \S[^\r\n]*$", re.M)
 
 # Flag emoji are pairs of characters, counted from the start of their run. The look-back is bounded,
@@ -48,7 +51,14 @@ class TextBoundaries:
         heading, blank, sentence, line, white = (
             array("q", (match.end() for match in kind.finditer(text))) for kind in _KINDS
         )
-        outside = (position for position in sentence if self.row_around(position) is None)
+        outside = (
+            position
+            for position in sentence
+            if self.row_around(position) is None
+            and not _NUMBER.search(text, max(position - 8, 0), position)
+        )
+        cells = array("q", (match.end() for match in _CELL.finditer(text)))
+        self._in_row = (cells, sentence, white)
         self._kinds = (heading, blank, array("q", outside), line, sentence, white)
 
     def row_around(self, position: int) -> tuple[int, int] | None:
@@ -59,9 +69,13 @@ class TextBoundaries:
         start, end = self._row_starts[index], self._row_ends[index]
         return (start, end) if start < position < end else None
 
-    def best(self, low: int, high: int) -> int:
+    def best_in_row(self, low: int, high: int) -> int:
+        """The last boundary in (low, high] within a row: between cells, sentences or words."""
+        return self.best(low, high, self._in_row)
+
+    def best(self, low: int, high: int, kinds: Sequence[array[int]] = ()) -> int:
         """The last boundary of the best kind in (low, high]."""
-        for positions in self._kinds:
+        for positions in kinds or self._kinds:
             index = bisect_right(positions, high) - 1
             if index >= 0 and positions[index] > low:
                 return positions[index]

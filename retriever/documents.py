@@ -66,6 +66,11 @@ class Chunk:
     readers: str = EVERYBODY
     prefixes: Sequence[Sequence[Chunk]] = field(default=(), compare=False, repr=False)
 
+    @property
+    def lead(self) -> str:
+        """What its text repeats of what stands before `char_start`."""
+        return self.text[: len(self.text) - (self.char_end - self.char_start)]
+
 
 SearchMode = Literal["dense", "sparse", "hybrid"]
 

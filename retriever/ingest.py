@@ -52,7 +52,7 @@ class EmbeddedDocument(Document):
         texts = []
         part = slice(start, None if count is None else start + count)
         for span, path in zip(self.spans[part], self._heading_paths[part], strict=True):
-            parts = [self.title, path, self.text[span.start : span.end]]
+            parts = [self.title, path, span.text(self.text)]
             texts.append(clean("\n".join(part for part in parts if part)))
         return texts
 

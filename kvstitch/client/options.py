@@ -23,6 +23,7 @@ class SearchOptions(TypedDict, total=False):
     retrieval: Retrieval | None
     rerank: bool
     min_score: float | None
+    neighbours: int
     include_text: bool
     deadline_s: float | None
 

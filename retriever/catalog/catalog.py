@@ -278,10 +278,16 @@ class Catalog:
             found = queries.chunks_by_id(read, chunk_ids)
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
 
-    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
-        """Return all chunks of a document in reading order."""
+    def chunks_of(
+        self,
+        doc_id: str,
+        ordinals: Collection[int] | None = None,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+    ) -> list[Chunk]:
+        """Return the chunks of a document, or those of these numbers, in reading order."""
         with self.database.read() as read:
-            found = queries.chunks_of(read, queries.find_scope(read, scope), doc_id)
+            found = queries.chunks_of(read, queries.find_scope(read, scope), doc_id, ordinals)
         return [chunk for chunk in found if scope.view.shows(chunk.readers)]
 
     def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT_SCOPE) -> list[int]:

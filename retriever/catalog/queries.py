@@ -59,6 +59,9 @@ _THE_DOCUMENT = and_(
     documents.c.scope_id == bindparam("scope_id"), documents.c.doc_id == bindparam("doc_id")
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
+_SOME_CHUNKS_OF = Prepared(
+    _CHUNK.where(_THE_DOCUMENT, among(chunks.c.ordinal, "ordinals")).order_by(chunks.c.ordinal)
+)
 _METADATA = Prepared(
     select(*documents.c["doc_id", "metadata", "readers"]).where(
         documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
@@ -152,9 +155,19 @@ def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int
     return {row[0]: Chunk(*row) for row in _CHUNKS.rows(connection, chunk_ids=chunk_ids)}
 
 
-def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
-    """Return the chunks of a document in reading order, whoever may read it."""
-    rows = _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)
+def chunks_of(
+    connection: Connection,
+    scope_id: int | None,
+    doc_id: str,
+    ordinals: Collection[int] | None = None,
+) -> list[Chunk]:
+    """Return the chunks of a document, or those of these numbers, in reading order, whoever may
+    read it."""
+    named: dict[str, Any] = {"scope_id": scope_id, "doc_id": doc_id}
+    if ordinals is None:
+        rows = _CHUNKS_OF.rows(connection, **named)
+    else:
+        rows = _SOME_CHUNKS_OF.rows(connection, **named, ordinals=list(ordinals))
     return [Chunk(*row) for row in rows]
 
 

@@ -103,7 +103,7 @@ def insert(
         return
     pieces: list[dict[str, Any]] = [
         {"document": number, "ordinal": ordinal, "char_start": span.start, "char_end": span.end,
-         "tokens": span.tokens, "text": document.text[span.start : span.end]}
+         "tokens": span.tokens, "text": span.text(document.text)}
         for ordinal, span in enumerate(spans)
     ]  # fmt: skip
     added = chunks.insert().returning(chunks.c.chunk_id, sort_by_parameter_order=True)

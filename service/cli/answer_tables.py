@@ -67,18 +67,23 @@ def _place_in(cited: Citation) -> str:
     heading = cited.heading
     if cited.text is not None and cited.quote_start is not None:
         # A passage may begin at the end of a section: what supports the answer stands below this.
-        own = _HEADING.findall(cited.text[: cited.quote_start - cited.char_start])
+        own = _HEADING.findall(cited.text[: cited.quote_start - _first_char(cited)])
         heading = own[-1].strip() if own else heading
     heading = heading if heading != cited.title else None
     page = f"page {cited.page}" if cited.page and cited.page.isdigit() else cited.page
     return ", ".join(filter(None, [heading, page]))
 
 
+def _first_char(cited: Citation) -> int:
+    """Return the place of a text's first character, were what it repeats in the document, too."""
+    return cited.char_end - len(cited.text or "")
+
+
 def _quote(cited: Citation) -> str:
     """Return the sentence that supports the answer."""
     if cited.text is None or cited.quote_start is None or cited.quote_end is None:
         return ""
-    start, end = cited.quote_start - cited.char_start, cited.quote_end - cited.char_start
+    start, end = cited.quote_start - _first_char(cited), cited.quote_end - _first_char(cited)
     return f': "{" ".join(cited.text[start:end].split())}"'
 
 

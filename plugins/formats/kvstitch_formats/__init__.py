@@ -1,5 +1,5 @@
-"""Formats that few people send: OpenDocument, EPUB, reStructuredText, AsciiDoc, notebooks, subtitles
-and XML."""
+"""Formats that few people send: OpenDocument, EPUB, reStructuredText, AsciiDoc, notebooks,
+subtitles and XML."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def _archive(media_type: str, suffix: str, parser: str, part: str) -> FileFormat
 def _text(
     kind: str, media_type: str, suffixes: tuple[str, ...], parser: str, looks: bytes
 ) -> FileFormat:
-    return FileFormat(
-        kind, media_type, suffixes, f"kvstitch_formats.{parser}", looks=looks
-    )
+    return FileFormat(kind, media_type, suffixes, f"kvstitch_formats.{parser}", looks=looks)
 
 
 def _open_document(kind: str, suffix: str) -> FileFormat:
@@ -40,8 +38,13 @@ def file_formats() -> list[FileFormat]:
         _open_document("text", ".odt"),
         _open_document("spreadsheet", ".ods"),
         _open_document("presentation", ".odp"),
-        _text("fodt", "application/vnd.oasis.opendocument.text-flat-xml",
-              (".fodt", ".fods", ".fodp"), "open_document:parse_flat", _FLAT),
+        _text(
+            "fodt",
+            "application/vnd.oasis.opendocument.text-flat-xml",
+            (".fodt", ".fods", ".fodp"),
+            "open_document:parse_flat",
+            _FLAT,
+        ),
         _text("ipynb", "application/x-ipynb+json", (".ipynb",), "notebooks:parse", _NOTEBOOK),
         _text("vtt", "text/vtt", (".vtt", ".srt"), "subtitles:parse", _CUES),
         _text("xml", "application/xml", (".xml", ".rss", ".atom"), "xml_files:parse", rb"<\?xml\s"),

@@ -1,4 +1,4 @@
-"""Notebooks of Jupyter: text and code as Markdown, and what the code printed; pictures are counted."""
+"""Notebooks of Jupyter: text, code and what it printed, as Markdown; pictures are counted."""
 
 from __future__ import annotations
 

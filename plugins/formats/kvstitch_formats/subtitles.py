@@ -9,7 +9,9 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, Parse
 
 PAUSE_S = 4.0  # after which a new paragraph begins
 PARAGRAPH_CHARS = 600  # after which one ends with its sentence
-_TIMES = re.compile(r"(?:(\d+):)?(\d\d):(\d\d)[.,](\d{1,3})\s+-->\s+(?:(\d+):)?(\d\d):(\d\d)[.,](\d{1,3})")
+_TIMES = re.compile(
+    r"(?:(\d+):)?(\d\d):(\d\d)[.,](\d{1,3})\s+-->\s+(?:(\d+):)?(\d\d):(\d\d)[.,](\d{1,3})"
+)
 _SPEAKER = re.compile(r"<v(?:\.[^\s>]*)?\s+([^>]+)>")
 _TAG = re.compile(r"</?[^>]+>|\{\\[^}]*\}")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&lrm;": "", "&rlm;": ""}
@@ -23,7 +25,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     said: list[str] = []
     before: list[str] = []
     speaker = ""
-    for cue in re.split(r"(?:\r\n|\r|\n)[ \t]*(?:\r\n|\r|\n)+", decoded.text):
+    for cue in re.split(r"\n(?:[ \t]*\n)+", re.sub(r"\r\n?", "\n", decoded.text)):
         lines = cue.strip().splitlines()
         at = next((n for n, line in enumerate(lines) if _TIMES.search(line)), None)
         if at is None or not (found := _TIMES.search(lines[at])):
@@ -39,7 +41,9 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             said = []
         if new and not said:
             out.gap()
-            out.mark("page", f"{int(start) // 3600}:{int(start) // 60 % 60:02}:{int(start) % 60:02}")
+            out.mark(
+                "page", f"{int(start) // 3600}:{int(start) // 60 % 60:02}:{int(start) % 60:02}"
+            )
             if names and names[0] != speaker:
                 new[0] = f"{names[0]}: {new[0]}"
         speaker = names[0] if names else speaker

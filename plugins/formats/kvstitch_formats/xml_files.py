@@ -1,5 +1,5 @@
-"""XML of any kind: each element that holds values is a line of these, by their names; what mixes text
-and elements is a paragraph. Feeds and DocBook are read so, too."""
+"""XML of any kind: each element that holds values is a line of these, by their names; what mixes
+text and elements is a paragraph. Feeds and DocBook are read so, too."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def _values(element: Any, children: list[Any], bounds: Bounds) -> Iterator[str]:
     """Yield "name: value" of attributes and children, else the element's own."""
     own = "" if any(map(name_of, element)) else _text("".join(element.itertext()), bounds)
     of = name_of(element)
-    yield from (f"{k.rpartition('}')[2]}: {one_line(v)}" for k, v in element.attrib.items() if v.strip())
+    yield from (
+        f"{k.rpartition('}')[2]}: {one_line(v)}" for k, v in element.attrib.items() if v.strip()
+    )
     if own:
         yield f"{of}: {own}"
     for child in children:

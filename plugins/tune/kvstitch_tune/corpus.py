@@ -222,7 +222,7 @@ def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace)
         chunks = source.chunks_of(doc_id, scope=scope)
         if stored is None or not all(chunk.chunk_id in vectors for chunk in chunks):
             continue
-        spans = [ChunkSpan(chunk.char_start, chunk.char_end, chunk.tokens) for chunk in chunks]
+        spans = [ChunkSpan(c.char_start, c.char_end, c.tokens, c.lead) for c in chunks]
         of_chunks = np.array([vectors[chunk.chunk_id] for chunk in chunks], dtype=np.float32)
         target.upsert(
             stored.document,

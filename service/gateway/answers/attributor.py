@@ -169,12 +169,13 @@ async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
         if (best := found.quotes.get(each.index)) is None:
             citations.append(replace(each, used=False))
             continue
+        lead = len(plan.passages[each.index - 1].chunk.lead)
         quoted = replace(
             each,
             used=True,
             support=round(best.score, 4),
-            quote_start=each.char_start + best.quote.start,
-            quote_end=each.char_start + best.quote.stop,
+            quote_start=each.char_start + max(best.quote.start - lead, 0),
+            quote_end=each.char_start + max(best.quote.stop - lead, 0),
         )
         citations.append(quoted)
     if found.unknown_marks:

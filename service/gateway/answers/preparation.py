@@ -70,7 +70,7 @@ def inline_passages(
                 chunk_id=FIRST_CHUNK_ID - len(out),
                 doc_id=doc_id,
                 ordinal=ordinal,
-                text=document.text[span.start : span.end],
+                text=span.text(document.text),
                 title=document.title,
                 char_start=span.start,
                 char_end=span.end,

@@ -188,6 +188,9 @@ class InlineDocument(StrictModel):
 Profile = Literal["fast", "balanced", "exact"]
 
 
+MAX_NEIGHBOURS = 4
+
+
 class SearchChoices(StrictModel):
     """Which passages are searched for."""
 
@@ -210,6 +213,12 @@ class SearchChoices(StrictModel):
         allow_inf_nan=False,
         description="leave out passages whose `score` is lower: with rerank the reranker's score; "
         "else the cosine (dense), BM25 (sparse) or the sum of reciprocal ranks (hybrid)",
+    )
+    neighbours: int = Field(
+        0,
+        ge=0,
+        le=MAX_NEIGHBOURS,
+        description="pieces of its document before and behind each passage that come with it",
     )
 
 
@@ -274,7 +283,17 @@ class Choices(SearchChoices):
 
 
 _SEARCH_FIELDS = (
-    *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
+    *(
+        "top_k",
+        "documents",
+        "collection",
+        "filter",
+        "retrieval",
+        "rerank",
+        "min_score",
+        "neighbours",
+        "condense",
+    ),
 )
 
 

@@ -97,9 +97,9 @@ class PassageSearch:
         """Find passages and finish with them, both on a search thread; a reranker, if it is asked,
         chooses among them in between."""
         if not rerank:
-            return await self._retriever.run(lambda: finish(find()))
+            return await self._retriever.run(lambda: finish(self._with_neighbours(find())))
         found = await self._rerank(await self._retriever.run(find))
-        return await self._retriever.run(finish, found)
+        return await self._retriever.run(lambda: finish(self._with_neighbours(found)))
 
     def find(self, query: SearchQuery) -> FoundPassages:
         """Find the best passages for a query, joined with earlier questions or not; more
@@ -148,6 +148,39 @@ class PassageSearch:
             retrieve_s=own.retrieve_s + joined.retrieve_s,
         )
         return self._judged(found)
+
+    def _with_neighbours(self, found: FoundPassages) -> FoundPassages:
+        """Add the pieces before and behind each passage, with its score, in their document's order.
+        Blocks."""
+        query = found.query
+        if query is None or not query.neighbours:
+            return found
+        steps = range(-query.neighbours, query.neighbours + 1)
+        wanted = {p.position: [(p.position[0], p.position[1] + step) for step in steps]
+                  for p in found.passages}  # fmt: skip
+        ordinals: defaultdict[str, set[int]] = defaultdict(set)
+        for doc_id, ordinal in (place for places in wanted.values() for place in places):
+            ordinals[doc_id].add(ordinal)
+        catalog = self._retriever.catalog
+        chunks = {
+            (chunk.doc_id, chunk.ordinal): chunk
+            for doc_id, numbers in ordinals.items()
+            for chunk in catalog.chunks_of(doc_id, numbers, scope=query.scope)
+        }
+        hits = {passage.position: passage for passage in found.passages}
+        out: dict[tuple[str, int], Passage] = {}
+        for passage in found.passages:
+            for place in wanted[passage.position]:
+                if place in hits and place != passage.position:
+                    continue
+                if place == passage.position:
+                    out[place] = passage
+                elif (chunk := chunks.get(place)) and chunk.revision == passage.chunk.revision:
+                    out.setdefault(place, replace(
+                        passage, chunk=chunk, dense_rank=None, dense_score=None, sparse_rank=None,
+                        sparse_score=None, exact=False,
+                    ))  # fmt: skip
+        return replace(found, passages=[*out.values()])
 
     def _judged(self, found: FoundPassages) -> FoundPassages:
         """Say how far the passages, or a reranker's candidates, are about the question, alone or

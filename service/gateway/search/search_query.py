@@ -99,6 +99,7 @@ class SearchQuery:
     rerank: bool = False
     min_score: float | None = None
     joined: str | None = None
+    neighbours: int = 0  # pieces before and behind each passage
 
 
 def search_query(
@@ -126,6 +127,7 @@ def search_query(
         mode=mode,
         rerank=choices.rerank,
         min_score=choices.min_score,
+        neighbours=choices.neighbours,
     )
 
 

@@ -1,6 +1,6 @@
 """E-mails, mailboxes and saved pages (MHTML): sender, recipients, date, subject and all texts.
 
-Attachments are named, not read. What a reply quotes below itself is left out: it is a mail of its own.
+Attachments are named, not read. What a reply quotes below its text is left out: it is a mail, too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _WORD = re.compile(r"\w+")
 
 
-_BETWEEN_MAILS = re.compile(rb"(?:\A|(?<=\n\r\n)|(?<=\n\n))From \S+ [^\n]*\d\d:\d\d[^\n]*\n(?=[\w-]+:)")
+_BETWEEN_MAILS = re.compile(
+    rb"(?:\A|(?<=\n\r\n)|(?<=\n\n))From \S+ [^\n]*\d\d:\d\d[^\n]*\n(?=[\w-]+:)"
+)
 # What programs write above a reply's quotation: a sentence before lines with ">", or headers.
 _WROTE = re.compile(r"\S.{0,300}:\s*|(?:On|Am|Le|El|Il) .{0,200}")
 _OLD_HEADERS = re.compile(
     r"^(?:[-_ ]{5,}.*\n\s*)?\*?(?:From|Von|De|Da|Van)\*?: .+\n(?:.+\n)?"
-    r"\*?(?:Sent|Date|Gesendet|Datum|Envoy\S+|Enviad\S+|Inviato|Verzonden)\*?: ", re.M
+    r"\*?(?:Sent|Date|Gesendet|Datum|Envoy\S+|Enviad\S+|Inviato|Verzonden)\*?: ",
+    re.M,
 )
 _PASSED_ON = re.compile(r"\s*(?:fwd?|wg|tr|i|rv|enc)\s*:", re.I)
 _QUOTES = "blockquote[type=cite], .gmail_quote blockquote, .yahoo_quoted, .moz-cite-prefix"
@@ -263,7 +266,8 @@ def _invitation(calendar: str) -> str:
     inside = False  # an event or a task, and no time zone or alarm
     for line in re.sub(r"\r?\n[ \t]", "", calendar).splitlines():
         name, _, value = line.partition(":")
-        name, *settings = name.upper().split(";")
+        name, *settings = name.split(";")
+        name = name.upper()
         if name in ("BEGIN", "END"):
             inside = (name == "BEGIN") is (value.strip().upper() in ("VEVENT", "VTODO"))
         elif inside and (called := _CALLED.get(name)) and value.strip():

@@ -182,7 +182,8 @@ class Addresses:
         found = _ADDRESS.match(address)
         # What follows the question mark of a long one tells who was sent it.
         shown = address if len(address) <= MAX_ADDRESS_CHARS else address.partition("?")[0]
-        shown = shown.removeprefix("mailto:")
+        if shown.startswith("mailto:"):
+            shown = shown.removeprefix("mailto:").partition("?")[0]
         if not found or not text.strip() or len(shown) > MAX_ADDRESS_CHARS or shown in self._said:
             return ""
         self._said.add(shown)

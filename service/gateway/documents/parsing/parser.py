@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
 from kvstitch.retriever import Mark
+from kvstitch.retriever.chunking import middle_cut
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
@@ -211,6 +212,7 @@ class DocumentParser:
             parsed = await parse_file(item.kind, content, self._limits, item.charset)
             title = title or _short(parsed.title or PurePath(item.doc_id).stem)
             marks = _marks(parsed)
+        title = _told_apart(title, item.metadata, parsed.said)
         # Nobody could see, or search for, anything in it.
         if not any(char.isprintable() and not char.isspace() for char in parsed.text):
             raise InvalidRequest("the file holds no text")
@@ -221,11 +223,26 @@ class DocumentParser:
 
 
 def _short(title: str) -> str:
-    """Cut a title of a file: it stands before each of its chunks."""
-    if len(title) <= MAX_TITLE_CHARS:
-        return title
-    words = title[: MAX_TITLE_CHARS - 1]
-    return (words.rpartition(" ")[0] or words) + "…"
+    """Cut a title of a file in its middle: it stands before each of its chunks."""
+    fits = len(title) <= MAX_TITLE_CHARS
+    return title if fits else middle_cut(title, lambda cut: len(cut) <= MAX_TITLE_CHARS)
+
+
+# What tells a document from others of its title, by the names of entries of its metadata.
+_TELLING = (("", "date", "updated", "lastmod"), ("version ", "version", "revision"),
+            ("replaces ", "replaces", "supersedes"))  # fmt: skip
+
+
+def _told_apart(title: str, *metadata: Mapping[str, Any]) -> str:
+    """Return a title with date, version, and what the document replaces, which the model sees."""
+    said = []
+    for called, *names in _TELLING:
+        values = (of[name] for of in metadata for name in names if of.get(name))
+        value = next((one for one in values if isinstance(one, str | int | float)), "")
+        text = str(value)[:MAX_TITLE_CHARS].strip()
+        if text and text not in title:
+            said.append(called + text)
+    return f"{title} ({', '.join(said)})" if title and said else title
 
 
 async def _plain(item: IngestDocument) -> str | None:

@@ -231,3 +231,24 @@ def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
         assert reply.status_code == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
         assert rig.gateway.limiter.in_flight == 0
         release.set()
+
+
+def test_neighbours_stand_around_what_is_found(rig: Rig) -> None:
+    sentences = [f"Pump P{n} stands in hall {n} of the harbour works." for n in range(40)]
+    rig.ingest([{"doc_id": "pumps", "text": "\n\n".join(sentences)}])
+    asked = {"query": "Pump P20", "retrieval": "sparse", "top_k": 1, "documents": ["pumps"]}
+    hit = found(rig, **asked)["results"]
+    around = found(rig, **asked, neighbours=1)["results"]
+    assert len(hit) == 1 and hit[0]["chunk_id"] == around[1]["chunk_id"] and len(around) == 3
+    assert around[0]["char_end"] == around[1]["char_start"]
+    assert around[1]["char_end"] == around[2]["char_start"]
+    assert [r["sparse_rank"] for r in around] == [None, 1, None]
+    # Two hits side by side share their neighbours; a document's end has none behind it.
+    places = [
+        r["char_start"] for r in found(rig, **{**asked, "top_k": 64}, neighbours=4)["results"]
+    ]
+    assert len(places) == len(set(places))
+    cited = rig.ask(question="Pump P20", retrieval="sparse", top_k=1, documents=["pumps"],
+                    neighbours=1).json()["citations"]  # fmt: skip
+    assert [c["char_start"] for c in cited] == [r["char_start"] for r in around]
+    assert search(rig, "x", neighbours=5).json()["error"]["param"] == "neighbours"

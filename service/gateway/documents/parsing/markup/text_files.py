@@ -85,7 +85,6 @@ def _html(content: str, bounds: Bounds) -> str:
 
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
-_XML_CHARSET = re.compile(rb"""<\?xml\b[^>]{0,99}?\bencoding\s*=\s*["']([\w.:-]{1,40})["']""", re.A)
 
 
 def without_picture_data(decoded: Decoded) -> Decoded:
@@ -96,7 +95,9 @@ def without_picture_data(decoded: Decoded) -> Decoded:
     return Decoded(text, (*decoded.warnings, *left_out_warnings({"pictures": count})))
 
 
-_BLOCK = re.compile(r"(?P<mark>---|\+\+\+)[ \t]*\r?\n(?P<body>.*?)^(?P=mark)[ \t]*(?:\r?\n|\Z)", re.S | re.M)
+_BLOCK = re.compile(
+    r"(?P<mark>---|\+\+\+)[ \t]*\r?\n(?P<body>.*?)^(?P=mark)[ \t]*(?:\r?\n|\Z)", re.S | re.M
+)
 _ENTRY = re.compile(r"(?P<name>[A-Za-z][\w -]{0,40}?)[ \t]*[:=][ \t]*(?P<value>.*)")
 # What a block says about the text itself; the rest says how a program shows it.
 _SAID = ("author", "authors", "date", "updated", "lastmod", "version", "revision", "replaces",
@@ -125,7 +126,9 @@ def without_metadata(text: str) -> tuple[str, dict[str, str]]:
     return (" | ".join(said) + "\n\n" if said else "") + text[block.end() :], found
 
 
-_COMMENT = re.compile(r"<!--.*?-->[ \t]*|^\[[^\]\n]*\]: *(?:#|<>) *[(\"'][^\n]*[)\"'][ \t]*$", re.S | re.M)
+_COMMENT = re.compile(
+    r"<!--.*?-->[ \t]*|^\[[^\]\n]*\]: *(?:#|<>) *[(\"'][^\n]*[)\"'][ \t]*$", re.S | re.M
+)
 
 
 def without_comments(text: str, tokens: Sequence[Token]) -> tuple[str, int]:
@@ -171,7 +174,6 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a plain text: only its charset is to be found. XML, which is text, too, may name it."""
-    named = _XML_CHARSET.match(content)
-    decoded = without_picture_data(decode(content, named[1].decode() if named else ""))
+    """Parse a plain text: only its charset is to be found."""
+    decoded = without_picture_data(decode(content))
     return ParsedFile(decoded.text, warnings=decoded.warnings)

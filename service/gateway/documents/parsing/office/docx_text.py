@@ -27,9 +27,7 @@ _PICTURES = (
     "{http://schemas.openxmlformats.org/drawingml/2006/picture}pic",
     "{urn:schemas-microsoft-com:vml}imagedata",
 )
-_PICTURE_TEXT = (
-    "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}docPr"
-)
+_PICTURE_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}docPr"
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _REMOVED = {qn("w:del"), qn("w:moveFrom"), qn("w:pPr"), qn("w:rPr")}
 _CHARACTERS = {

@@ -29,7 +29,9 @@ class SheetParts:
 
 
 # What Excel writes before a remark for its older versions.
-_BOILERPLATE = re.compile(r"\[Threaded comment\].*?(?:Comment|Kommentar|Commentaire|Comentario):\s*")
+_BOILERPLATE = re.compile(
+    r"\[Threaded comment\].*?(?:Comment|Kommentar|Commentaire|Comentario):\s*"
+)
 
 
 def parts_of(archive: ZipFile, sheet: str) -> SheetParts:

@@ -6,6 +6,7 @@ A short table keeps its look: its header stands in the same chunk.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -38,13 +39,15 @@ class _Table:
         found: dict[int, str] = {}
         widened = [list(column) for column in self.columns]
         for segment in segments:
-            own = [n for n, (x0, x1) in enumerate(self.columns) if segment.x0 < x1 and x0 < segment.x1]
+            own = [
+                n for n, (x0, x1) in enumerate(self.columns) if segment.x0 < x1 and x0 < segment.x1
+            ]
             if len(own) != 1 or own[0] in found:
                 return False
             found[own[0]] = segment.text
             left, right = widened[own[0]]
             widened[own[0]] = [min(left, segment.x0), max(right, segment.x1)]
-        if any(a[1] > b[0] for a, b in zip(widened, widened[1:], strict=False)):
+        if any(a[1] > b[0] for a, b in itertools.pairwise(widened)):
             return False
         if 0 not in found and (line.gap or not self.lines or len(found) == len(self.columns) - 1):
             return False  # neither a row nor the rest of one
@@ -105,7 +108,8 @@ def with_named_rows(pages: Sequence[list[Line]]) -> list[list[Line]]:
             if [cell.text for cell in row] in header:
                 gone.add(id(line))
             line.text, line.full = named_row(row, names), False
-        gone.update(id(line) for line in lines[found[0] : first] if found and first)
+        if found and first:
+            gone.update(map(id, lines[found[0] : first]))
         before = table
     return [[line for line in lines if id(line) not in gone] for lines in pages]
 

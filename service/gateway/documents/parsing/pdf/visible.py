@@ -1,5 +1,5 @@
-"""Which texts of a page a reader sees. Not: what has no size, is drawn off the page, without a colour
-or in that of what is below it, or has something drawn over it."""
+"""Which texts of a page a reader sees. Not: what has no size, is drawn off the page, without a
+colour or in that of what is below it, or has something drawn over it."""
 
 from __future__ import annotations
 

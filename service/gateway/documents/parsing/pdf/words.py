@@ -109,7 +109,9 @@ def read_page(
         text.close()
     entries, remarks = _annotations(document, page)
     _write_addresses(document, page, words, addresses)
-    most = max(Counter(w.quarters for w in words).items(), key=lambda one: one[1], default=(0, 0))[0]
+    most = max(Counter(w.quarters for w in words).items(), key=lambda one: one[1], default=(0, 0))[
+        0
+    ]
     for word in words:
         _turn(word, word.quarters)
     for entry in entries:

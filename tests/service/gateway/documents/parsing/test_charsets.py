@@ -105,9 +105,3 @@ def test_every_kind_of_text(kind: str) -> None:
     found = parsed(kind, content.encode("cp1251"))
     assert "чашка" in found.text
     assert [warning.code for warning in found.warnings] == ["charset_guessed"]
-
-
-def test_xml_that_is_read_as_text_names_its_charset() -> None:
-    feed = '<?xml version="1.0" encoding="koi8-r"?>\n<title>Учёт</title>'
-    found = parsed("text", feed.encode("koi8_r"))
-    assert (found.text, found.warnings) == (feed, ())
