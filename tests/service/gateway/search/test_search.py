@@ -236,7 +236,12 @@ def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
 def test_neighbours_stand_around_what_is_found(rig: Rig) -> None:
     sentences = [f"Pump P{n} stands in hall {n} of the harbour works." for n in range(40)]
     rig.ingest([{"doc_id": "pumps", "text": "\n\n".join(sentences)}])
-    asked = {"query": "Pump P20", "retrieval": "sparse", "top_k": 1, "documents": ["pumps"]}
+    asked: dict[str, Any] = {
+        "query": "Pump P20",
+        "retrieval": "sparse",
+        "top_k": 1,
+        "documents": ["pumps"],
+    }
     hit = found(rig, **asked)["results"]
     around = found(rig, **asked, neighbours=1)["results"]
     assert len(hit) == 1 and hit[0]["chunk_id"] == around[1]["chunk_id"] and len(around) == 3

@@ -37,8 +37,7 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, Parse
 from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from kvstitch.service.gateway.documents.parsing.pdf import document as pdf
 from tests.service.gateway.documents.office_files import make_zip, saved
-from tests.service.gateway.documents.parsing.pdf.test_document import Drawn, draw_pdf
-from tests.service.gateway.documents.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 BOUNDS = Bounds(50, 100_000)
 HEAD = "From: Ada <ada@example.org>\nDate: Tue, 4 Mar 2025 10:00:00 +0000\n"
