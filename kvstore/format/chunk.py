@@ -88,7 +88,8 @@ class EncodedChunk:
         spec = self.spec
         if spec.codec != "raw" or self.data.storage_offset() % spec.torch_dtype.itemsize:
             return None
-        k, v = self.data.view(spec.torch_dtype).view(spec.layers, 2, *spec.shape).unbind(1)
+        whole = self.data.view(spec.torch_dtype).view(spec.layers, -1, *spec.shape)
+        k, v = whole[:, 0], whole[:, -1]  # one and the same where v is not stored
         return list(zip(k.unbind(), v.unbind(), strict=True))
 
     def verify(self) -> None:
@@ -114,7 +115,9 @@ def encode_chunk(
     view = view_bytes(data)
     by_name = {entry.name: entry for entry in entries}
     digests: dict[str, BlockDigests] = {}
-    roles: tuple[tuple[Role, Sequence[Tensor]], ...] = (("k", k), ("v", v))
+    roles: list[tuple[Role, Sequence[Tensor]]] = [("k", k), ("v", v)]
+    if spec.values_are_keys:
+        roles.pop()
     for role, tensors in roles:
         parts = chunk_codec.parts(role, spec)
         for layer, tensor in enumerate(tensors):

@@ -32,6 +32,7 @@ VERSION = "3"  # 2 had no key
 # Written for a chunk that was not given a key yet. It is as long as a key, so that naming a chunk
 # does not change its size, and it is no key, so that a store refuses it under every key.
 UNNAMED = "-" * KEY_LENGTH
+VALUES_ARE_KEYS = "keys"
 SEALED_FORMAT = "kvstitch-sealed-chunk"
 SEALED_VERSION = "1"
 
@@ -132,6 +133,8 @@ def build_header(
         "head_dim": str(spec.head_dim),
         "tokens": str(spec.tokens),
     }
+    if spec.values_are_keys:
+        metadata["values"] = VALUES_ARE_KEYS
     entries = tensor_layout(spec)
     ordered = {entry.name: digests[entry.name] for entry in entries}
     metadata.update((f"blocks.{name}", of_tensor.text) for name, of_tensor in ordered.items())
@@ -167,6 +170,7 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
             kv_heads=int(metadata["kv_heads"]),
             head_dim=int(metadata["head_dim"]),
             tokens=int(metadata["tokens"]),
+            values_are_keys=metadata.get("values") == VALUES_ARE_KEYS,
         )
         entries = tensor_layout(spec)
     except ChunkSpecError as error:

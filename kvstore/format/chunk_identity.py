@@ -41,6 +41,7 @@ class ChunkSpec:
         fingerprint: the model that the cache belongs to. Another fingerprint is refused on read.
         codec: name of a codec in `kvstore/format/codecs.py`.
         dtype: of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
+        values_are_keys: whether k is stored alone, because v is the same (latent attention).
     """
 
     fingerprint: str
@@ -50,6 +51,7 @@ class ChunkSpec:
     kv_heads: int
     head_dim: int
     tokens: int
+    values_are_keys: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -142,11 +142,13 @@ def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
     """Decode one layer's bytes (uint8) on the device where they are."""
     k, v = encoded_layer(spec, raw)
     chunk_codec = codec(spec.codec)
-    return chunk_codec.decode("k", k, spec), chunk_codec.decode("v", v, spec)
+    keys = chunk_codec.decode("k", k, spec)
+    return keys, keys if spec.values_are_keys else chunk_codec.decode("v", v, spec)
 
 
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
     """Return the parts of a layer: main tensors first, then scales."""
-    parts = [(role, codec(spec.codec).parts(role, spec)) for role in ROLES]
+    roles = ROLES[:1] if spec.values_are_keys else ROLES
+    parts = [(role, codec(spec.codec).parts(role, spec)) for role in roles]
     most = max(len(of_role) for _, of_role in parts)
     return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]

@@ -249,7 +249,8 @@ class Transfers:
 
 
 def _placed_as_stored(source: Encoded) -> bool:
-    return source.spec.codec in kv_placement_gpu.CODECS
+    # Kernels read a tensor for keys and one for values.
+    return source.spec.codec in kv_placement_gpu.CODECS and not source.spec.values_are_keys
 
 
 @lru_cache(maxsize=1024)

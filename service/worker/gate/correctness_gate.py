@@ -39,6 +39,9 @@ log = logging.getLogger("kvstitch.gate")
 
 # Prompts that wait to be checked. The limit bounds memory for logits and the age of results.
 MAX_PENDING = 16
+# Share of answers of a family on which no method was measured that is checked at least, until so
+# many checks have agreed.
+UNMEASURED_SHARE, UNMEASURED_UNTIL = 0.1, 200
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Gate:
         trust = gated.trust
         # A method's first answers are always checked, later ones by chance.
         first = trust.sampled < self._checks.bounds.min_checks and not trust.replaced
-        if not first and self._random.random() >= self._checks.share:
+        if not first and self._random.random() >= self._share():
             return
         if len(self._pending) >= MAX_PENDING:
             self.counts.skipped(trust.name)
@@ -117,6 +120,12 @@ class Gate:
         self._pending.append(
             Answered(gated, request, sequence.asked.addresses, result.logits.clone())
         )
+
+    def _share(self) -> float:
+        """Return the share of answers that is checked: larger at first where nobody has measured
+        what methods do to models of this family."""
+        unknown = not self._decoder.measured and self.counts.of("agree") < UNMEASURED_UNTIL
+        return max(self._checks.share, UNMEASURED_SHARE) if unknown else self._checks.share
 
     def forget(self, keys: Collection[str] | None) -> None:
         """Drop checks of prompts with these chunks, which are being purged; None: all checks."""

@@ -183,6 +183,7 @@ class Addressing:
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             tokens=len(ids),
+            values_are_keys=decoder.values_are_keys,
         )
         prefix_ids: Sequence[int] = _ids(parts)
         if other_parts:  # a part's key stands for its own tokens, and for those before it

@@ -50,10 +50,9 @@ class DecoderModel:
         self.family = str(config.model_type)
         self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)  # query heads of a layer
-        self.kv_heads = int(config.num_key_value_heads or self.heads)  # KV heads of a layer
         self.lora = ""
         self.hidden = int(config.hidden_size)
-        self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
+        self.kv_heads, self.head_dim = self.kv_shape(config)  # of a layer
         self.vocabulary = int(config.vocab_size)
         self.intermediate = int(config.intermediate_size)
         self.scale = float(self.head_dim**-0.5)
@@ -105,6 +104,20 @@ class DecoderModel:
 
     has_plain_layers = True
     """Whether layers compute what Llama's or Qwen3's do, so that a kernel may decode by itself."""
+
+    values_are_keys = False
+    """Whether the values of a row are its key before RoPE, of which chunks store one."""
+
+    measured = True
+    """Whether what methods do is known of real weights of this family, or of one much like it."""
+
+    takes_adapters = True
+    """Whether LoRA adapters can be added to its projections."""
+
+    def kv_shape(self, config: Any) -> tuple[int, int]:
+        """Return KV heads and the width of one, which is that of queries, too."""
+        wide = getattr(config, "head_dim", None) or self.hidden // self.heads
+        return int(config.num_key_value_heads or self.heads), int(wide)
 
     def layer_projections(self, block: Any) -> LayerProjections:
         """Return the projections of a layer."""
@@ -287,6 +300,7 @@ class DecoderModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """In the KV pool; chunks store half of it where `values_are_keys`."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 

@@ -178,7 +178,7 @@ PLAIN_NORMS = frozenset(
     f"{family}RMSNorm"
     for family in (
         *("Granite", "Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3"),
-        *("Qwen3Moe", "SmolLM3"),
+        *("Qwen3Moe", "SmolLM3", "DeepseekV2", "DeepseekV3", "Glm4MoeLite"),
     )
 )
 """transformers has one class per family, and these compute the same. Others do not: Gemma's adds

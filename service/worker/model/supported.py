@@ -10,9 +10,12 @@ from typing import Any
 FAMILIES = {
     "cohere": "dense.Cohere",
     "cohere2": "dense.Cohere2",
+    "deepseek_v2": "latent.DeepseekV2",
+    "deepseek_v3": "latent.DeepseekV3",
     "gemma": "dense.Gemma",
     "gemma2": "dense.Gemma2",
     "gemma3_text": "dense.Gemma3",
+    "glm4_moe_lite": "latent.Glm4MoeLite",
     "gpt_oss": "experts.GptOss",
     "granite": "dense.Granite",
     "llama": "dense.Llama",
@@ -57,7 +60,7 @@ _STATE = (
     "keeps a state instead of a key and value per token in some or all of its layers, and a state "
     "cannot be stitched"
 )
-_LATENT = "stores compressed keys (multi-head latent attention), which are not rotated one by one"
+_LATENT = "stores compressed keys (multi-head latent attention) in a way that is not served"
 
 _REASONS = {
     _VISION: (
@@ -83,7 +86,7 @@ _REASONS = {
         "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5",
         "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
-    _LATENT: ("deepseek_v2", "deepseek_v3", "deepseek_v32", "minicpm3", "mistral4"),
+    _LATENT: ("deepseek_v32", "minicpm3", "mistral4"),
 }  # fmt: skip
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
 # What a text decoder that has become part of a larger model says of itself.

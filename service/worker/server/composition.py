@@ -13,6 +13,7 @@ from kvstitch.encryption.keyring import Keyring
 from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstitch.kvstore.tiers.base import Tier
 from kvstitch.service import plugins
+from kvstitch.service.errors import ModelRefused
 from kvstitch.service.messages.replies import ModelInfo, Ready
 from kvstitch.service.messages.wire import PROTOCOL
 from kvstitch.service.shared.model_fingerprint import fingerprint
@@ -54,6 +55,12 @@ def load_model(settings: WorkerSettings) -> DecoderModel:
     )
     differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    if settings.loras and not decoder.takes_adapters:
+        raise ModelRefused(
+            f"LoRA adapters are not served with models of the family {decoder.family}: start "
+            "without them, or with their weights merged into the model's",
+            field="lora",
+        )
     for name, folder in settings.loras.items():
         off, moved = plugins.load_object(plugins.adapters().add)(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)

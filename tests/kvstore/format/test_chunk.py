@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load as safetensors_load
 
 from kvstitch.kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, EncodedChunk, encode_chunk
+from kvstitch.kvstore.format.chunk_header import parse_header
 from kvstitch.kvstore.format.codecs import codec, codec_names
 from kvstitch.kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import (
@@ -136,3 +139,24 @@ def test_unknown_codec():
     spec = make_spec("zip")
     with pytest.raises(ChunkSpecError, match="unknown codec 'zip'"):
         encode_chunk(spec, *make_tensors(spec))
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_values_that_are_the_keys_are_stored_once(codec_name):
+    """Half the bytes; what is read is k twice, whole, by blocks and all layers at once; the header
+    of every other chunk stays as it was."""
+    plain = make_spec(codec_name, tokens=130)
+    once = replace(plain, values_are_keys=True)
+    k, _ = make_tensors(plain)
+    chunk, both = encode_chunk(once, k, k), encode_chunk(plain, k, k)
+    assert chunk.header.nbytes < both.header.nbytes
+    assert "v.0" not in tensors_of(chunk.header)
+    parsed = parse_header(memoryview(chunk_file(chunk)))
+    assert parsed.spec == once and parse_header(memoryview(chunk_file(both))).spec == plain
+    EncodedChunk(parsed, chunk.data).verify()
+    expected = both.layer(2)[0]
+    assert all(torch.equal(x, expected) for x in chunk.layer(2))
+    if codec_name == "raw":
+        assert 2 * chunk.header.nbytes == both.header.nbytes
+        layers = chunk.raw_layers()
+        assert layers is not None and all(torch.equal(x, k[1]) for x in layers[1])

@@ -13,9 +13,12 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -43,6 +46,7 @@ from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.families import decoder_for
 from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch.service.worker.steps import run
+from tests.references.latent import LatentReference
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
 # Every method is tested on these; `test_other_families.py` has what the others must hold to.
@@ -56,6 +60,9 @@ FAMILIES = {
     **PLAIN_FAMILIES,
     "cohere": CohereConfig,
     "cohere2": Cohere2Config,
+    "deepseek_v2": DeepseekV2Config,
+    "deepseek_v3": DeepseekV3Config,
+    "glm4_moe_lite": Glm4MoeLiteConfig,
     "gemma": GemmaConfig,
     "gemma2": Gemma2Config,
     "gemma3_text": Gemma3TextConfig,
@@ -78,7 +85,31 @@ _EVERY_OTHER = {
     "sliding_window": _WINDOW,
     "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
 }
+# Rows of latent attention are as wide as the heads of the other families.
+_LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
 _OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "first_k_dense_replace": 2,
+        "topk_method": "group_limited_greedy",
+    },
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1},
+    "glm4_moe_lite": {**_LATENT, "rope_interleave": False},
     "llama": {"attention_bias": True, "mlp_bias": True},
     "cohere": {"logit_scale": 0.4, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.4, **_EVERY_OTHER},
@@ -134,6 +165,8 @@ _OWN: dict[str, dict[str, Any]] = {
 NO_HEAD_DIM = ("qwen2", "qwen2_moe", "granite", "olmo2", "olmo3", "phi3", "cohere", "cohere2")
 # Families that have a RoPE for every kind of layer.
 TWO_ROPES = ("gemma3_text", "olmo3")
+# Families that keep one row for all heads.
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 # What their checkpoints do.
 TIED = ("qwen3", "mistral", "granite", "smollm3", "gemma", "gemma2", "gemma3_text", "cohere")
 
@@ -244,7 +277,7 @@ def tiny_config(family: str, rope: dict[str, Any] | str = "default", **changes: 
     if family in TWO_ROPES:
         local = {"rope_type": "default", "rope_theta": 20.0}
         facts["rope_parameters"] = {"full_attention": parameters, "sliding_attention": local}
-    if family not in NO_HEAD_DIM:
+    if family not in (*NO_HEAD_DIM, *LATENT):
         facts["head_dim"] = 16
     return FAMILIES[family](**{**facts, **_OWN.get(family, {}), **changes})
 
@@ -267,6 +300,9 @@ def random_model(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32)
             else:
                 gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
                 weight.copy_(gain * noise / weight.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=source))
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -469,7 +505,8 @@ def tiny(family: str, rope: str = "default", seed: int = 0) -> Tiny:
 
 
 def tiny_of(model: Any) -> Tiny:
-    return Tiny(model, decoder_for(model), Reference(model.state_dict(), model.config.to_dict()))
+    reference = LatentReference if model.config.model_type in LATENT else Reference
+    return Tiny(model, decoder_for(model), reference(model.state_dict(), model.config.to_dict()))
 
 
 def assert_same_kv(claim: str, ours: Run, expected: Trace, atol: float = 1e-4) -> None:

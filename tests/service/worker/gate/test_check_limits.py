@@ -14,7 +14,7 @@ from kvstitch.service.worker.gate.policy import Bounds
 from kvstitch.service.worker.methods.registry import make_fusion
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.gate.gated_engine import ALL, BROKEN, ask, check, gate_of, state_of
-from tests.service.worker.tiny import Q, S, Tiny
+from tests.service.worker.tiny import Q, S, Tiny, tiny
 
 
 def test_more_answers_than_can_be_checked(model: Tiny) -> None:
@@ -176,3 +176,20 @@ def test_only_so_many_parameter_sets_are_known(model: Tiny) -> None:
         assert state_of(r, "full_reuse").state == "full_prefill"
         ratios = {s.fusion.parameters["ratio"] for s in states if s.fusion.name == "a3"}
         assert max(ratios) == (MAX_KNOWN + 19) / 1000 and 0.0 not in ratios
+
+
+@pytest.mark.parametrize(
+    ("family", "at_least", "at_most"), [("llama", 1, 1), ("deepseek_v3", 3, 20)]
+)
+def test_families_without_measurements_are_checked_more_often(
+    family: str, at_least: int, at_most: int
+) -> None:
+    """Every tenth answer at first, whatever share is set; by chance, so about 7 of 60 and the
+    first."""
+    rare = GateSettings(0.0, Bounds(min_checks=1), seed=0)
+    with rig(tiny(family, "default"), checks=rare) as r:
+        r.precompute()
+        for _ in range(60):
+            ask(r, PIE, max_tokens=1)
+        counts = gate_of(r).counts
+        assert at_least <= counts.of("agree") + counts.of("disagree") <= at_most

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "encoder": ({"model_type": "bert"}, "is an encoder"),
     "state": ({"model_type": "mamba2"}, "keeps a state"),
     "hybrid": ({"model_type": "x", "layer_types": ["linear_attention"]}, "keeps a state"),
-    "latent": ({"model_type": "deepseek_v3"}, "compressed keys"),
+    "latent": ({"model_type": "minicpm3"}, "compressed keys"),
 }  # fmt: skip
 
 

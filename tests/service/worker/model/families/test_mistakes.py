@@ -87,6 +87,13 @@ def sinks_in_reverse(decoder: DecoderModel) -> None:
     ]
 
 
+def turned_apart(decoder: DecoderModel) -> None:
+    decoder.projections = [
+        replace(each, qkv=replace(each.qkv, interleaved=False))  # type: ignore[type-var]
+        for each in decoder.projections
+    ]
+
+
 def mlp_after_attention(decoder: DecoderModel) -> None:
     def steps(layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Any:
         x = x + decoder.projections[layer].output(attended, batch=batch)
@@ -172,6 +179,13 @@ MISTAKES: list[tuple[str, str, Callable[[DecoderModel], None]]] = [
     ("cohere2", "every layer rotates", one_rope),
     ("cohere2", "a window one too wide", window_off(1)),
     ("phi3", "all of a head rotates", own_order),
+    ("deepseek_v2", "one expert more", config("num_experts_per_tok", 3)),
+    ("deepseek_v2", "experts not scaled", config("routed_scaling_factor", 1.0)),
+    ("deepseek_v2", "scale of the row", hook("scale", 10**-0.5)),
+    ("deepseek_v3", "one group more", config("topk_group", 3)),
+    ("deepseek_v3", "no rotation", no_rotation),
+    ("deepseek_v3", "halves turn together", turned_apart),
+    ("glm4_moe_lite", "unnormalised experts", config("norm_topk_prob", False)),
     ("phi3", "another scale", lambda decoder: setattr(decoder, "scale", decoder.scale * 1.1)),
 ]
 

@@ -1,0 +1,185 @@
+"""Families with multi-head latent attention: what is kept of a token is one row for all heads,
+its compressed latent and a part of the key that is rotated.
+
+    key of a head    = [ W_k · latent | rotated part ]        value of a head = W_v · latent
+
+W_k is applied to the queries and W_v to what was attended instead, so that all query heads attend
+to the same row: there is one KV head. A row's values are its own latent, that is, the key before
+it is rotated. So a chunk stores one tensor per layer (`values_are_keys`), whose rotated part moves
+with the chunk's place while the latent stays.
+
+    row    [ rotated, left │ latent, first half │ rotated, right │ latent, second half ]
+
+The dimensions that turn together stand half a row apart, as in every other family here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvstitch.service.worker.kernels.cpu import cpu_linear
+from kvstitch.service.worker.model.decoder import DecoderModel, activation_of
+from kvstitch.service.worker.model.families.experts import ExpertsModel
+from kvstitch.service.worker.model.projection import LayerProjections, Projection, fuse, norm
+from kvstitch.service.worker.steps import Steps
+
+
+@dataclass(frozen=True)
+class LatentQKV:
+    """The projection to queries of every head and to a row, each `[rotated + latent]`."""
+
+    query: tuple[Projection, Any, Projection] | Projection  # with a compression and its norm
+    row: Projection
+    row_norm: Any
+    to_latent: Tensor  # W_k of every head `[heads, head_dim without rotation, latent]`
+    interleaved: bool  # whether neighbouring dimensions turn together in the checkpoint
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        heads, still, latent = self.to_latent.shape
+        if isinstance(self.query, tuple):
+            first, between, then = self.query
+            q = then(norm(between, first(x, batch=batch)), batch=batch)
+        else:
+            q = self.query(x, batch=batch)
+        q = q.view(len(x), heads, -1)
+        own = self.row(x, batch=batch)
+        compressed, turned = norm(self.row_norm, own[:, :latent]), own[:, latent:]
+        out = x.new_empty(len(x), heads + 2, latent + turned.shape[1])
+        self._fill(out[:, :heads], by_head(q[..., :still], self.to_latent, batch), q[..., still:])
+        self._fill(out[:, heads], compressed, turned)
+        out[:, heads + 1] = out[:, heads]
+        return out.flatten(1)
+
+    def _fill(self, out: Tensor, latent: Tensor, turned: Tensor) -> None:
+        """Write a row `[..., rotated + latent]` in the order of dimensions above."""
+        half, middle = turned.shape[-1] // 2, latent.shape[-1] // 2
+        left, right = turned[..., :half], turned[..., half:]
+        if self.interleaved:
+            left, right = turned[..., ::2], turned[..., 1::2]
+        parts = (left, latent[..., :middle], right, latent[..., middle:])
+        torch.cat(parts, -1, out=out) if out.is_contiguous() else out.copy_(torch.cat(parts, -1))
+
+
+@dataclass(frozen=True)
+class LatentOutput:
+    """The output projection of what every head attended, rows `[heads * head_dim]`."""
+
+    to_value: Tensor  # W_v of every head `[heads, head_dim, value]`; 0 for rotated dimensions
+    output: Projection
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        heads, width, _ = self.to_value.shape
+        values = by_head(x.view(len(x), heads, width), self.to_value, batch)
+        return self.output(values.flatten(1), batch=batch)
+
+
+def by_head(x: Tensor, weights: Tensor, batch: bool) -> Tensor:
+    """Multiply x `[m, heads, in]` by each head's weights `[heads, in, out]`; `batch` as in
+    `DecoderModel`."""
+    if batch and len(x) > 1:
+        return torch.cat([by_head(row[None], weights, batch) for row in x])
+    return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)
+
+
+class DeepseekV2(ExpertsModel):
+    """DeepSeek-V2: multi-head latent attention, of which a compressed row per token is kept;
+    experts of which some are shared, chosen within the best groups."""
+
+    values_are_keys = True
+    measured = False
+    takes_adapters = False  # of what an adapter changes, projections here hold products
+    interleaved = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.scale = float(self.blocks[0].self_attn.scaling)
+        shared = int(self.config.n_shared_experts or 0)
+        self.intermediate += shared * self.expert_width()
+
+    def kv_shape(self, config: Any) -> tuple[int, int]:
+        return 1, int(config.kv_lora_rank + config.qk_rope_head_dim)
+
+    def rotary_order(self) -> Tensor | None:
+        return None  # the projections write rows in that order
+
+    def layer_projections(self, block: Any) -> LayerProjections:
+        attention, config = block.self_attn, self.config
+        weights = attention.kv_b_proj.weight.detach()
+        weights = weights.view(self.heads, -1, int(config.kv_lora_rank))
+        still = int(config.qk_nope_head_dim)
+        query: Any = fuse(attention.q_proj) if attention.q_proj is not None else None
+        if query is None:
+            query = (fuse(attention.q_a_proj), attention.q_a_layernorm, fuse(attention.q_b_proj))
+        qkv = LatentQKV(
+            query, fuse(attention.kv_a_proj_with_mqa), attention.kv_a_layernorm,
+            weights[:, :still].contiguous(), self.interleaved,
+        )  # fmt: skip
+        half, middle = int(config.qk_rope_head_dim) // 2, int(config.kv_lora_rank) // 2
+        values = weights[:, still:].transpose(1, 2)
+        to_value = values.new_zeros(self.heads, self.head_dim, values.shape[2])
+        to_value[:, half : half + middle] = values[:, :middle]
+        to_value[:, 2 * half + middle :] = values[:, middle:]
+        output = LatentOutput(to_value, fuse(attention.o_proj))
+        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
+        return LayerProjections(qkv, output, gate_up, down)
+
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        # Past ExpertsModel, which has no projections for a layer with experts.
+        return DecoderModel.mlp_projections(self, getattr(mlp, "shared_experts", mlp))
+
+    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
+        mlp, projections = self.blocks[layer].mlp, self.projections[layer]
+        routed = yield from super().mlp(layer, x, batch)
+        if not hasattr(mlp, "experts"):
+            return routed
+        assert projections.gate_up is not None and projections.down is not None
+        gate, up = projections.gate_up(x, batch=batch).chunk(2, dim=-1)
+        inner = activation_of(mlp.shared_experts)(gate).mul_(up)
+        return routed + projections.down(inner, batch=batch)
+
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        scores = self._router(mlp, x, batch).softmax(-1)
+        if self.config.topk_method == "group_limited_greedy":
+            scores = self._of_best_groups(scores, scores, 1, hidden=0.0)
+        top = scores.topk(int(self.config.num_experts_per_tok), dim=-1)
+        return top.indices, top.values * float(self.config.routed_scaling_factor)
+
+    def _router(self, mlp: Any, x: Tensor, batch: bool) -> Tensor:
+        return cpu_linear.linear(x.float(), mlp.gate.weight.float(), batch=batch)
+
+    def _of_best_groups(self, scores: Tensor, by: Tensor, best: int, *, hidden: float) -> Tensor:
+        """Return scores `[m, experts]` with `hidden` in place of those whose group is not among
+        the best, by the sum of the `best` largest of `by` in each."""
+        groups = by.view(len(by), int(self.config.n_group), -1)
+        ranks = groups.topk(best, dim=-1).values.sum(-1)
+        chosen = torch.zeros_like(ranks, dtype=torch.bool)
+        chosen.scatter_(1, ranks.topk(int(self.config.topk_group), dim=-1).indices, True)
+        seen = chosen.unsqueeze(-1).expand_as(groups).flatten(1)
+        return scores.masked_fill(~seen, hidden)
+
+
+class DeepseekV3(DeepseekV2):
+    """DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoids and a bias that was learnt
+    to balance them."""
+
+    def __init__(self, model: Any) -> None:
+        self.interleaved = bool(getattr(model.config, "rope_interleave", True))
+        super().__init__(model)
+
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        config, probabilities = self.config, self._router(mlp, x, batch).sigmoid()
+        biased = probabilities + mlp.gate.e_score_correction_bias
+        ranked = self._of_best_groups(biased, biased, 2, hidden=float("-inf"))
+        chosen = ranked.topk(int(config.num_experts_per_tok), dim=-1).indices
+        weights = probabilities.gather(1, chosen)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * float(config.routed_scaling_factor)
+
+
+class Glm4MoeLite(DeepseekV3):
+    """GLM-4.7-Flash: DeepSeek-V3's attention and experts in a smaller model."""
