@@ -113,8 +113,10 @@ class DocumentEmbedder:
             item.title = title
             item.revision = document_revision(item, self._chunking.fingerprint)
             stored = self._catalog.revision(item.doc_id, scope=item.scope) if look_up else None
-            if stored == item.revision:
-                return False
+            if stored is not None:
+                writers = stored[1] if item.writers is None else item.writers
+                if stored == (item.revision, writers):
+                    return False
             item.spans = self._chunking.split(item.text, item.title, stopped)
         except (Unreachable, SplitStopped):
             raise  # that is no fault of the document

@@ -61,6 +61,22 @@ def joined_writers(groups: Iterable[str]) -> str:
     return ALL_WRITERS if ALL_WRITERS in names else joined_readers(names)
 
 
+@dataclass(frozen=True, order=True)
+class Owners:
+    """Who may read and change a document, as both are stored."""
+
+    readers: str = EVERYBODY
+    writers: str = ALL_WRITERS
+
+    @property
+    def trusted(self) -> tuple[Owners, ...]:
+        """Of documents that may stand before a document of these owners when its KV is computed:
+        its readers may read them, and whoever changes them could change it, too."""
+        writers = {"", self.writers}  # those of "" change everything
+        every = {Owners(r, w) for r in (EVERYBODY, self.readers) for w in writers}
+        return tuple(sorted(o for o in every if o.writers != ALL_WRITERS or o == self))
+
+
 def groups_of(readers: str) -> list[str]:
     """Return the groups of what `joined_readers` has made."""
     return readers.split(SEPARATOR) if readers else []

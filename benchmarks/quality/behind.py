@@ -12,6 +12,7 @@ written with the prompts of the suite `docs`: the pieces of the whole collection
     r3   the same three for all chunks, drawn at random
     c3   the same three for all chunks, those nearest to the centres of three clusters
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
+    t3x3   the neutral passages that come with the package, likewise
     g3/16x2  the mean of what is computed behind these three and behind the three next to them
     d2048  the pieces that precede it in its own document, of at most 2,048 tokens, chosen as the
            service does it; nothing before the first piece (needs `--pieces`)
@@ -158,6 +159,8 @@ class Neighbourhood:
         kind, (count, *of) = part[0], [int(number) for number in part[1:].split("/")]
         if kind == "n":
             return [self._nearest(ids, vector, count)]
+        if kind == "t":
+            return self._suites.neutral(count)[: int(prefixes or 1)]
         if kind == "g":
             return self._of_group(ids, vector, count, *of, prefixes=int(prefixes or 1))
         return [[other for other in self._fixed(kind, count) if other != ids]]

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.quality.chunks import chunked
+from benchmarks.quality.chunks import Ids, chunked
 from benchmarks.quality.collection import collection, write_pieces
 from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
+from kvstitch.retriever.prefixes.neutral import neutral_chunks
 from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
 from kvstitch.service.gateway.search.async_retriever import make_embedder
 from kvstitch.service.prompt import Turn
@@ -84,6 +85,11 @@ class Suites:
         asked = natural_questions.load(split)
         distinct = dict.fromkeys(each.passage for each in asked)
         return [self._builder.document_ids(p.title, p.text) for p in distinct]
+
+    def neutral(self, count: int) -> list[list[Ids]]:
+        """The neutral passages as they stand in prompts, so many together."""
+        ids = [tuple(self._builder.segment(each)) for each in neutral_chunks().values()]
+        return [ids[start : start + count] for start in range(0, len(ids), count)]
 
     def render(self, passage: Passage) -> str:
         """A passage as it stands in prompts."""

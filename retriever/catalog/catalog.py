@@ -101,8 +101,8 @@ class Catalog:
     ) -> IngestResult:
         """Store a document with its chunks and their vectors, `[len(spans), space.dim]`.
 
-        The same revision (a hash of its content and of the chunking parameters) again changes
-        nothing but its writers, and a new one replaces the old one. Raises DocumentHidden or
+        The same revision (a hash of its content and of the chunking parameters) of the same writers
+        again changes nothing, and a new one replaces the old one. Raises DocumentHidden or
         DocumentKept (storing.replaced).
         """
         if vectors.shape != (len(spans), space.dim):
@@ -110,8 +110,8 @@ class Catalog:
         with self.database.write() as write:
             scope_id = storing.make_scope(write, scope)
             old, writers = storing.replaced(write, scope_id, document, scope)
-            if old is not None and old.revision == revision:
-                return storing.unchanged(write, scope_id, old, writers)
+            if old is not None and (old.revision, old.writers) == (revision, writers):
+                return storing.unchanged(write, scope_id, document.doc_id)
             removed: list[int] = []
             kept = CarriedOver(time.time(), writers=writers)
             if old is not None:
@@ -141,9 +141,9 @@ class Catalog:
         with self.database.write() as write:
             scope_id = queries.find_scope(write, scope)
             old, writers = storing.replaced(write, scope_id, document, scope)
-            if old is None or old.revision != revision:
+            if old is None or (old.revision, old.writers) != (revision, writers):
                 return None
-            return storing.unchanged(write, scope_id, old, writers)
+            return storing.unchanged(write, scope_id, document.doc_id)
 
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
@@ -247,13 +247,14 @@ class Catalog:
         with self.database.read() as read:
             return queries.metadata_of(read, doc_ids, scope)
 
-    def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> str | None:
-        """Return the stored revision of a document, or None if there is no such document."""
+    def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> tuple[str, str] | None:
+        """Return the stored revision of a document and its writers, or None if there is no such
+        document."""
         with self.database.read() as read:
             named = _has_name(queries.find_scope(read, scope), doc_id)
-            query = select(*documents.c["revision", "readers"]).where(named)
+            query = select(*documents.c["revision", "writers", "readers"]).where(named)
             found = read.execute(query).one_or_none()
-        return None if found is None or not scope.view.shows(found.readers) else found.revision
+        return (found[0], found[1]) if found and scope.view.shows(found.readers) else None
 
     def readers_of(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE

@@ -1,8 +1,8 @@
-"""Reading groups: documents of the same readers (scope.py), in the catalog.
+"""Documents of the same readers or owners (scope.py), in the catalog.
 
 what a view shows    found by the readers that there are in a scope, of which there are few
 KV of a chunk        behind others it has seen them, so a chunk stands only behind chunks of
-                     documents with its own readers, or everybody's
+                     documents that its readers may read, and its writers have written
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from threading import Lock
 from typing import Generic, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select, true
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, true
 
 from kvstitch.retriever.catalog import queries
 from kvstitch.retriever.catalog.tables import chunks, documents
 from kvstitch.retriever.documents import CatalogState
-from kvstitch.retriever.scope import EVERYBODY, Scope, View
+from kvstitch.retriever.scope import Owners, Scope, View
 from kvstitch.retriever.sql.database import Database
 from kvstitch.retriever.sql.expressions import Prepared, among
 
@@ -56,26 +56,28 @@ def of_readers(readers: Collection[str] | None) -> ColumnElement[bool]:
     return true() if readers is None else among(documents.c.readers, readers)
 
 
-def visible_to(readers: str) -> tuple[str, ...]:
-    """Return the readers of the documents that a document of these readers may stand behind."""
-    return (EVERYBODY, readers) if readers != EVERYBODY else (EVERYBODY,)
+def of_owners(each: Owners) -> ColumnElement[bool]:
+    """Return a condition on documents: these owners, and no others."""
+    return and_(documents.c.readers == each.readers, documents.c.writers == each.writers)
 
 
-def visible(read: Connection, chunk_ids: Collection[int], readers: str) -> set[int]:
-    """Return those of these chunks that a document of these readers may stand behind."""
+def _trusted_by(owners: Owners) -> ColumnElement[bool]:
+    return or_(*map(of_owners, owners.trusted))
+
+
+def trusted(read: Connection, chunk_ids: Collection[int], owners: Owners) -> set[int]:
+    """Return those of these chunks that a document of these owners may stand behind."""
     query = select(chunks.c.chunk_id).join(documents).where(among(chunks.c.chunk_id, chunk_ids))
-    return set(read.scalars(query.where(documents.c.readers.in_(visible_to(readers)))))
+    return set(read.scalars(query.where(_trusted_by(owners))))
 
 
-def visible_in(read: Connection, scope: Scope, readers: str) -> list[int] | None:
-    """Return the chunks of a collection that a document of these readers may stand behind; None:
+def trusted_in(read: Connection, scope: Scope, owners: Owners) -> list[int] | None:
+    """Return the chunks of a collection that a document of these owners may stand behind; None:
     all."""
-    of_scope = documents.c.scope_id == queries.find_scope(read, scope)
-    others = documents.c.readers > EVERYBODY, documents.c.readers != readers
-    if read.scalar(select(documents.c.document).where(of_scope, *others).limit(1)) is None:
+    of_scope, may = documents.c.scope_id == queries.find_scope(read, scope), _trusted_by(owners)
+    if read.scalar(select(documents.c.document).where(of_scope, ~may).limit(1)) is None:
         return None
-    query = select(chunks.c.chunk_id).join(documents).where(of_scope)
-    return list(read.scalars(query.where(documents.c.readers.in_(visible_to(readers)))))
+    return list(read.scalars(select(chunks.c.chunk_id).join(documents).where(of_scope, may)))
 
 
 class GroupSizes:
@@ -88,32 +90,31 @@ class GroupSizes:
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
-        self._counted: dict[tuple[Scope, str], tuple[int, float]] = {}  # size, valid until when
+        self._counted: dict[tuple[Scope, Owners], tuple[int, float]] = {}  # size, valid until when
         self._lock = Lock()
 
-    def own(self, scope: Scope, readers: str) -> int:
-        """Return the chunks of the documents that have exactly these readers."""
+    def own(self, scope: Scope, owners: Owners) -> int:
+        """Return the chunks of the documents that have exactly these owners."""
         with self._lock:
             began = self._clock()
-            size, valid_until = self._counted.get((scope, readers), (0, began))
+            size, valid_until = self._counted.get((scope, owners), (0, began))
             if size < _LARGE or began >= valid_until:
-                size = self._count(scope, readers)
+                size = self._count(scope, owners)
                 now = self._clock()
                 if len(self._counted) >= _REMEMBERED:
                     self._counted.clear()
-                self._counted[scope, readers] = size, now + _PAUSE * (now - began)
+                self._counted[scope, owners] = size, now + _PAUSE * (now - began)
             return size
 
-    def visible(self, scope: Scope, readers: str) -> int:
-        """Return the chunks that a document of these readers may stand behind."""
-        return sum(self.own(scope, each) for each in visible_to(readers))
+    def trusted(self, scope: Scope, owners: Owners) -> int:
+        """Return the chunks that a document of these owners may stand behind."""
+        return sum(self.own(scope, each) for each in owners.trusted)
 
-    def _count(self, scope: Scope, readers: str) -> int:
+    def _count(self, scope: Scope, owners: Owners) -> int:
         with self._database.read() as read:
-            of_group = (documents.c.scope_id == queries.find_scope(read, scope),
-                        documents.c.readers == readers)  # fmt: skip
-            query = select(func.count()).select_from(chunks.join(documents)).where(*of_group)
-            return int(read.execute(query).scalar_one())
+            of_scope = documents.c.scope_id == queries.find_scope(read, scope)
+            query = select(func.count()).select_from(chunks.join(documents))
+            return int(read.execute(query.where(of_scope, of_owners(owners))).scalar_one())
 
 
 SHOWN = 2_000_000  # ids of chunks, of all views together

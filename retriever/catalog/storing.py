@@ -160,12 +160,8 @@ def replaced(
     return had, writers
 
 
-def unchanged(write: Connection, scope_id: int | None, old: Row[Any], writers: str) -> IngestResult:
-    """Give a document that stays as it is other writers, if they are others."""
-    named = documents.c.document == old.document
-    if writers != old.writers:
-        write.execute(documents.update().where(named).values(writers=writers))
-    doc_id = write.scalars(select(documents.c.doc_id).where(named)).one()
+def unchanged(write: Connection, scope_id: int | None, doc_id: str) -> IngestResult:
+    """What is done of a document that stays as it is."""
     stored = chunks_of(write, scope_id, doc_id)
     return IngestResult(doc_id, "unchanged", stored, state=current_state(write))
 

@@ -98,6 +98,24 @@ def without_writers(connection: sa.Connection) -> None:
     add_column(connection, "documents", "writers", sa.Text, ALL_WRITERS)
 
 
+def without_owners_of_primers(connection: sa.Connection) -> None:
+    """What stands before chunks was chosen by readers alone. Primers are made anew, and chunks
+    behind others that their writers may not have written get others: of a kind that is none, they
+    are not used, and are purged when that happens."""
+    add_column(connection, "primers", "writers", sa.Text, ALL_WRITERS)
+    connection.exec_driver_sql("DELETE FROM primers")
+    connection.exec_driver_sql(
+        "UPDATE accompanied SET kind = 'untrusted' WHERE chunk_id IN (SELECT pair.chunk_id FROM "
+        "companions AS pair JOIN chunks AS own ON own.chunk_id = pair.chunk_id "
+        "JOIN documents AS after ON after.document = own.document "
+        "JOIN chunks AS other ON other.chunk_id = pair.companion_id "
+        "JOIN documents AS before ON before.document = other.document "
+        "WHERE before.document <> after.document AND before.writers <> '' AND "
+        "(before.writers <> after.writers OR (before.writers = '*' AND "
+        "before.readers <> after.readers)))"
+    )
+
+
 NAMESPACE = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
 
@@ -208,6 +226,7 @@ primers = sa.Table(
     sa.Column("position", sa.Integer, primary_key=True),
     sa.Column("chunk_id", Number, _refers("chunks.chunk_id"), nullable=False),
     *required(Name, "readers", default=""),
+    *required(sa.Text, "writers", default=ALL_WRITERS),
     sa.Index("primers_by_chunk", "chunk_id"),
 )  # fmt: skip
 
@@ -267,7 +286,8 @@ _OLDEST = {
     ),
     "vectors": frozenset({"chunk_id", "space_id", "vector"}),
 }  # fmt: skip
-_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0, "catalog_5": without_writers}
+_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0, "catalog_5": without_writers,
+             "catalog_6": without_owners_of_primers}  # fmt: skip
 SCHEMA = Schema("catalog", metadata, "catalog_0", _UPGRADES, _OLDEST)
 
 

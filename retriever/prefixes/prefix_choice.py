@@ -8,8 +8,9 @@
 
 Of several prefixes the mean of what is computed behind each is stored.
 
-Only chunks of its own reading group are in it, and chunks that everybody may read
-(catalog/reading_groups.py).
+Only chunks are in it that its readers may read, and that nobody writes who could not change the
+chunk itself (`scope.Owners`): what stands before a chunk changes answers. Where there are too few
+for a primer, neutral passages are one (neutral.py).
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import numpy as np
 from sqlalchemy import select
 
 from kvstitch.retriever.catalog.catalog import Catalog
-from kvstitch.retriever.catalog.reading_groups import GroupSizes, visible, visible_in
+from kvstitch.retriever.catalog.reading_groups import GroupSizes, trusted, trusted_in
 from kvstitch.retriever.catalog.tables import chunks, documents, vectors
 from kvstitch.retriever.documents import Chunk
 from kvstitch.retriever.embedders import Vectors
 from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.prefixes.neutral import neutral_prefixes
 from kvstitch.retriever.prefixes.primer_groups import PrimerGroups
-from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.scope import Owners, Scope
 from kvstitch.retriever.sql.expressions import among
 
 PrefixKind = Literal["primer", "neighbours"]
@@ -77,9 +79,9 @@ class PrefixChoice:
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, scope: Scope
     ) -> dict[int, ChosenChunks]:
         """Choose the prefixes of chunks."""
-        query = select(vectors.c.chunk_id, vectors.c.vector, documents.c.readers).select_from(
-            vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents)
-        )
+        query = select(
+            vectors.c.chunk_id, vectors.c.vector, *documents.c["readers", "writers"]
+        ).select_from(vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents))
         named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
         with self._database.read() as read:
             there = {row.chunk_id: row for row in read.execute(query.where(named))}
@@ -93,26 +95,29 @@ class PrefixChoice:
                 chosen[chunk.chunk_id] = ChosenChunks([before])
                 continue
             vector = np.frombuffer(row.vector, dtype="<f4")
+            owners = Owners(row.readers, row.writers)
             if rule.kind == "primer":
-                found = self._primers(chunk, vector, scope, row.readers, rule)
+                found = self._primers(chunk, vector, scope, owners, rule)
             else:
-                found = [self._nearest(vector, scope, row.readers, rule.count + _SPARE)]
+                found = [self._nearest(vector, scope, owners, rule.count + _SPARE)]
             others = [[other for other in each if other.text != chunk.text] for each in found]
             enough = sum(map(len, others)) >= rule.most
+            if rule.kind == "primer" and not any(others):
+                others = neutral_prefixes(rule.count, rule.primers)
             fitting = [_fitting(each, rule.count, max_tokens) for each in others]
             in_order = fitting if rule.kind == "primer" else [each[::-1] for each in fitting]
             chosen[chunk.chunk_id] = ChosenChunks(
                 [each for each in in_order if each],
-                0 if enough else self._sizes.visible(scope, row.readers),
+                0 if enough else self._sizes.trusted(scope, owners),
             )
         return chosen
 
     def _primers(
-        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, rule: PrefixRule
+        self, chunk: Chunk, vector: Vectors, scope: Scope, owners: Owners, rule: PrefixRule
     ) -> list[list[Chunk]]:
         """Return the primers of the group that the vector is nearest to."""
         near = self.groups.primers_near(
-            vector, scope, readers,
+            vector, scope, owners,
             count=rule.count, primers=rule.primers, most=_NEAREST_GROUPS,
         )  # fmt: skip
         for group in near:
@@ -121,15 +126,15 @@ class PrefixChoice:
                 return others
         return [self._catalog.chunks(near[0][0])] if near else []
 
-    def _nearest(self, vector: Vectors, scope: Scope, readers: str, count: int) -> list[Chunk]:
-        """Return the chunks nearest to a vector that documents of these readers may stand behind,
+    def _nearest(self, vector: Vectors, scope: Scope, owners: Owners, count: int) -> list[Chunk]:
+        """Return the chunks nearest to a vector that documents of these owners may stand behind,
         the nearest first."""
         with self._database.read() as read:
-            allowed = visible_in(read, scope, readers)
+            allowed = trusted_in(read, scope, owners)
         hits = [i for i, _ in self._index.search(vector, count, allowed, scope=scope)]
         with self._database.read() as read:
             # Others may have come between the two.
-            still = visible(read, hits, readers)
+            still = trusted(read, hits, owners)
         return self._catalog.chunks([chunk_id for chunk_id in hits if chunk_id in still])
 
 

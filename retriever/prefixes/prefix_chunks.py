@@ -37,17 +37,18 @@ from sqlalchemy import (
 
 from kvstitch.retriever.catalog import queries
 from kvstitch.retriever.catalog.catalog import Catalog
-from kvstitch.retriever.catalog.reading_groups import GroupSizes
+from kvstitch.retriever.catalog.reading_groups import GroupSizes, of_owners
 from kvstitch.retriever.catalog.tables import accompanied, chunks, companions, documents, scopes
 from kvstitch.retriever.documents import Chunk
 from kvstitch.retriever.index.vector_search import VectorSearch
+from kvstitch.retriever.prefixes.neutral import neutral_chunks
 from kvstitch.retriever.prefixes.prefix_choice import (
     ChosenChunks,
     PrefixChoice,
     PrefixKind,
     PrefixRule,
 )
-from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.scope import Owners, Scope
 from kvstitch.retriever.sql.expressions import Prepared, among
 
 RUN = 1024
@@ -94,7 +95,7 @@ class PrefixChunks:
         with self._database.read() as read:
             chosen = _CHOSEN.rows(read, **asked)
             rows = _PREFIXES_OF_KIND.rows(read, **asked) if chosen else []
-            found = queries.chunks_by_id(read, {other for _, other, _ in rows})
+            found = _chunks(read, {other for _, other, _ in rows})
         lost = {chunk_id for chunk_id, other, _ in rows if other not in found}
         prefixes = _divide([row for row in rows if row[0] not in lost], found)
         return {chunk_id: prefixes.get(chunk_id, []) for (chunk_id,) in chosen}
@@ -121,11 +122,12 @@ class PrefixChunks:
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, *, scope: Scope
     ) -> dict[int, list[list[Chunk]]]:
         """Choose the prefixes of chunks, each of so many tokens at most, and store them in one
-        transaction."""
+        transaction. What is stored behind a prefix that is chosen again stays in use."""
         if not wanted:
             return {}
         chosen = self._choice.choose(wanted, rule, scope)
-        self._store(rule.kind, chosen)
+        before = self.of(list(chosen), rule.kind)
+        self._store(rule.kind, chosen, {i for i in before if before[i] == chosen[i].prefixes})
         removed = {chunk.chunk_id: ChosenChunks([]) for chunk, _ in wanted}
         return {i: each.prefixes for i, each in (removed | chosen).items()}
 
@@ -183,21 +185,23 @@ class PrefixChunks:
 
     def _outgrown(self, kind: PrefixKind, count: int, limit: int) -> list[tuple[Scope, str]]:
         """Return documents with prefixes that can be longer by now."""
-        length = select(func.count()).where(companions.c.chunk_id == accompanied.c.chunk_id)
+        length = select(func.count()).where(
+            companions.c.chunk_id == accompanied.c.chunk_id, companions.c.companion_id >= 0
+        )
         short = (accompanied.c.few_of > 0, accompanied.c.kind == kind,
                  length.scalar_subquery() < count)  # fmt: skip
-        groups = select(scopes.c.tenant, scopes.c.collection, documents.c.readers).distinct()
-        groups = groups.select_from(_JOINED).where(*short)
+        groups = select(*scopes.c["tenant", "collection"], *documents.c["readers", "writers"])
+        groups = groups.distinct().select_from(_JOINED).where(*short)
         with self._database.read() as read:
             found = read.execute(groups).all()
         out: list[tuple[Scope, str]] = []
-        for tenant, name, readers in found:
-            scope = Scope(tenant, name)
-            size = self._sizes.visible(scope, readers)
+        for tenant, name, *named in found:
+            scope, owners = Scope(tenant, name), Owners(*named)
+            size = self._sizes.trusted(scope, owners)
             before = max(size // 2, count if size > count else 0)
             query = _DOCUMENTS.distinct().where(
                 *short, accompanied.c.few_of <= before, scopes.c.tenant == tenant,
-                scopes.c.collection == name, documents.c.readers == readers,
+                scopes.c.collection == name, of_owners(owners),
             )  # fmt: skip
             with self._database.read() as read:
                 rows = read.execute(query.limit(limit - len(out)))
@@ -206,11 +210,19 @@ class PrefixChunks:
                 break
         return out
 
-    def _store(self, kind: PrefixKind, chosen: Mapping[int, ChosenChunks]) -> None:
+    def _store(
+        self, kind: PrefixKind, chosen: Mapping[int, ChosenChunks], same: Collection[int]
+    ) -> None:
+        new = chosen.keys() - same
         with self._database.write() as write:
+            for few_of in {chosen[i].few_of for i in same}:
+                again = among(
+                    accompanied.c.chunk_id, [i for i in same if chosen[i].few_of == few_of]
+                )
+                write.execute(accompanied.update().where(again).values(few_of=few_of))
             for table in (companions, accompanied):
-                write.execute(table.delete().where(among(table.c.chunk_id, chosen)))
-            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, chosen))
+                write.execute(table.delete().where(among(table.c.chunk_id, new)))
+            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, new))
             present = write.scalars(query).all()  # others were removed meanwhile
             rows = [{"chunk_id": i, "kind": kind, "made": 0, "few_of": chosen[i].few_of}
                     for i in present]  # fmt: skip
@@ -225,9 +237,13 @@ class PrefixChunks:
 
 def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[Chunk]:
     rows = _PREFIXES.rows(read, chunk_ids=chunk_ids)
-    found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row[:2]})
+    found = _chunks(read, {chunk_id for row in rows for chunk_id in row[:2]})
     prefixes = _divide([row for row in rows if row[0] in found and row[1] in found], found)
     return [replace(found[chunk_id], prefixes=each) for chunk_id, each in prefixes.items()]
+
+
+def _chunks(read: Connection, chunk_ids: Collection[int]) -> dict[int, Chunk]:
+    return queries.chunks_by_id(read, [i for i in chunk_ids if i >= 0]) | neutral_chunks()
 
 
 def _divide(

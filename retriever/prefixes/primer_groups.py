@@ -3,25 +3,25 @@
 A collection is divided into groups of about `GROUP` chunks. All chunks of a group are precomputed
 behind the same central chunks, its primers, so a primer's own KV is computed once for so many: the
 chunks nearest to the centre are the first primer, those next to them the second, and so on. The
-documents of each reading group are divided by themselves (catalog/reading_groups.py).
+documents of the same owners are divided by themselves (catalog/reading_groups.py).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, select
 
 from kvstitch.retriever.catalog import queries
-from kvstitch.retriever.catalog.reading_groups import GroupSizes, visible_to
+from kvstitch.retriever.catalog.reading_groups import GroupSizes, of_owners
 from kvstitch.retriever.catalog.tables import chunks, documents, primers, vectors
 from kvstitch.retriever.embedders import Vectors
-from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.scope import Owners, Scope
 from kvstitch.retriever.sql.database import Database
 from kvstitch.retriever.sql.expressions import among
 
@@ -34,7 +34,7 @@ _REMEMBERED = 64  # collections whose groups are held in memory
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of documents with the same readers."""
+    """Groups of documents with the same owners."""
 
     primers: list[list[list[int]]]
     means: Vectors
@@ -47,18 +47,16 @@ class PrimerGroups:
     def __init__(self, database: Database, sizes: GroupSizes) -> None:
         self._database = database
         self._sizes = sizes
-        self._groups: OrderedDict[tuple[Scope, str, int, int, int], _Groups] = OrderedDict()
+        self._groups: OrderedDict[tuple[Scope, Owners, int, int, int], _Groups] = OrderedDict()
         self._lock = Lock()
 
     def primers_near(
-        self, vector: Vectors, scope: Scope, readers: str, *, count: int, primers: int, most: int
+        self, vector: Vectors, scope: Scope, owners: Owners, *, count: int, primers: int, most: int
     ) -> list[list[list[int]]]:
         """Return the primers of the `most` groups nearest to a vector, as ids of their chunks."""
         dim = len(vector)
         with self._lock:
-            found = [
-                self._groups_of(scope, each, count, primers, dim) for each in visible_to(readers)
-            ]
+            found = [self._groups_of(scope, each, count, primers, dim) for each in owners.trusted]
         of_group = [own for groups in found for own in groups.primers]
         means = np.concatenate([groups.means.reshape(-1, dim) for groups in found])
         nearest = np.argsort(-(means @ vector), kind="stable")
@@ -69,23 +67,25 @@ class PrimerGroups:
         with self._lock:
             self._groups.clear()
 
-    def _groups_of(self, scope: Scope, readers: str, count: int, primers: int, dim: int) -> _Groups:
+    def _groups_of(
+        self, scope: Scope, owners: Owners, count: int, primers: int, dim: int
+    ) -> _Groups:
         """Return the groups; further ones are made when the documents have outgrown them twice."""
-        key = scope, readers, count, primers, dim
+        key = scope, owners, count, primers, dim
         groups = self._groups.get(key)
         if groups is None:
             groups = self._stored_groups(*key)
-        chunks = self._sizes.own(scope, readers)
+        chunks = self._sizes.own(scope, owners)
         possible = min(primers, max(1, (chunks - 1) // count))
         there = sum(len(own) >= possible for own in groups.primers)
         wanted = max(1, round(chunks / GROUP))
         missing = min(wanted - there, MAX_GROUPS)
         if chunks > count and missing >= max(1, there):
-            ids, sampled = self._sample(scope, readers, MAX_SAMPLE, dim)
+            ids, sampled = self._sample(scope, owners, MAX_SAMPLE, dim)
             if len(ids) >= max(possible * count, missing):
                 places = central(sampled, missing, possible * count)
                 further = [[ids[place] for place in row] for row in places]
-                self._add(scope, readers, further, after=groups.last)
+                self._add(scope, owners, further, after=groups.last)
                 groups = self._stored_groups(*key)
         self._groups[key] = groups
         self._groups.move_to_end(key)
@@ -94,13 +94,13 @@ class PrimerGroups:
         return groups
 
     def _stored_groups(
-        self, scope: Scope, readers: str, count: int, most: int, dim: int
+        self, scope: Scope, owners: Owners, count: int, most: int, dim: int
     ) -> _Groups:
         """Return the groups, with those of their first `most` primers that are complete."""
         query = (
             select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
-            .where(primers.c.scope_id == bindparam("scope_id"), primers.c.readers == readers)
+            .where(primers.c.scope_id == bindparam("scope_id"), _primers_of(owners))
             .where(primers.c.position < count * most)
             .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(primers.c.number, primers.c.position)
@@ -108,7 +108,7 @@ class PrimerGroups:
         with self._database.read() as read:
             scope_id = queries.find_scope(read, scope)
             rows = read.execute(query, {"scope_id": scope_id}).all()
-            last = read.execute(_last_number(scope_id, readers)).scalar_one()
+            last = read.execute(_last_number(scope_id, owners)).scalar_one()
         members: dict[tuple[int, int], list[tuple[int, Vectors]]] = {}
         for number, position, chunk_id, blob in rows:
             member = chunk_id, np.frombuffer(blob, dtype="<f4")
@@ -124,12 +124,12 @@ class PrimerGroups:
         return _Groups(ids, np.array(means, dtype=np.float32), last)
 
     def _add(
-        self, scope: Scope, readers: str, groups: Sequence[Sequence[int]], *, after: int
+        self, scope: Scope, owners: Owners, groups: Sequence[Sequence[int]], *, after: int
     ) -> None:
         """Store further groups, by the ids of their central chunks, unless others have done so."""
         with self._database.write() as write:
             scope_id = queries.find_scope(write, scope)
-            if write.execute(_last_number(scope_id, readers)).scalar_one() != after:
+            if write.execute(_last_number(scope_id, owners)).scalar_one() != after:
                 return
             first = write.execute(_last_number(scope_id)).scalar_one() + 1
             wanted = {chunk_id for group in groups for chunk_id in group}
@@ -137,7 +137,7 @@ class PrimerGroups:
             there = set(write.scalars(query))
             rows = [
                 {"scope_id": scope_id, "number": number, "position": place,
-                 "chunk_id": chunk_id, "readers": readers}
+                 "chunk_id": chunk_id, **asdict(owners)}
                 for number, group in enumerate(groups, first)
                 for place, chunk_id in enumerate(group)
                 if chunk_id in there
@@ -146,17 +146,17 @@ class PrimerGroups:
                 write.execute(primers.insert(), rows)
 
     def _sample(
-        self, scope: Scope, readers: str, limit: int, dim: int
+        self, scope: Scope, owners: Owners, limit: int, dim: int
     ) -> tuple[list[int], Vectors]:
-        """Return ids and vectors `[n, dim]` of some chunks, the same ones every time."""
-        shuffled = (vectors.c.chunk_id * 2654435761) % 4294967291
+        """Return ids and vectors `[n, dim]` of some chunks: the same ones every time, whatever
+        others have stored between them."""
         query = (
             select(vectors.c.chunk_id, vectors.c.vector)
             .join(chunks, chunks.c.chunk_id == vectors.c.chunk_id)
             .join(documents, documents.c.document == chunks.c.document)
-            .where(documents.c.scope_id == bindparam("scope_id"), documents.c.readers == readers)
+            .where(documents.c.scope_id == bindparam("scope_id"), of_owners(owners))
             .where(func.length(vectors.c.vector) == 4 * dim)
-            .order_by(shuffled)
+            .order_by(documents.c.revision, documents.c.doc_id, chunks.c.ordinal)
             .limit(limit)
         )
         with self._database.read() as read:
@@ -165,11 +165,15 @@ class PrimerGroups:
         return [row.chunk_id for row in rows], np.array(found, dtype=np.float32)
 
 
-def _last_number(scope_id: int | None, readers: str | None = None) -> Select[int]:
-    """Select the number of the newest group, of these readers if they are given; 0: none."""
+def _primers_of(owners: Owners) -> ColumnElement[bool]:
+    return and_(primers.c.readers == owners.readers, primers.c.writers == owners.writers)
+
+
+def _last_number(scope_id: int | None, owners: Owners | None = None) -> Select[int]:
+    """Select the number of the newest group, of these owners if they are given; 0: none."""
     last = select(func.coalesce(func.max(primers.c.number), 0))
     last = last.where(primers.c.scope_id == scope_id)
-    return last if readers is None else last.where(primers.c.readers == readers)
+    return last if owners is None else last.where(_primers_of(owners))
 
 
 _ITERATIONS = 10

@@ -59,7 +59,11 @@ class ChunkPrefixes:
         texts = _Texts(self._prompts)
         before = self.remembered.of([chunk.chunk_id for chunk in chunks], self._rule.kind)
         most = self._rule.most
-        short = [c for c in chunks if sum(map(len, before.get(c.chunk_id, ()))) < most]
+        own = {
+            chunk_id: [other for each in prefixes for other in each if other.chunk_id >= 0]
+            for chunk_id, prefixes in before.items()
+        }
+        short = [c for c in chunks if len(own.get(c.chunk_id, ())) < most]
         old: dict[int, list[ChunkTokens]] = {}
         for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
             copy = texts.copy(each, each.prefixes)

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from kvstitch.retriever import Document, PrefixRule
 from kvstitch.retriever.analysis.analyser import REVISION
+from kvstitch.retriever.catalog.tables import accompanied, companions
 from kvstitch.retriever.scope import DEFAULT_SCOPE
 from kvstitch.retriever.sql.database import Database
 from tests.retriever.conftest import OpenRetriever
@@ -16,7 +17,7 @@ BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 
 NEW = {
     "documents": ["readers", "writers"],
-    "primers": ["readers"],
+    "primers": ["readers", "writers"],
     "accompanied": ["made", "few_of"],
 }
 # Further new columns, by the database that has them.
@@ -94,6 +95,28 @@ def test_a_catalog_of_release_0_2_0(
     assert stored.status == "created"
     found = {each.doc_id: each.writers for each in again.catalog.page(9).documents}
     assert found == {**dict.fromkeys((f"d{n}" for n in range(5)), "*"), "new": ""}
+
+
+def test_what_stood_behind_anybody_s_text_is_chosen_anew(
+    open_retriever: OpenRetriever, open_database: Callable[[], Database]
+) -> None:
+    """Before there were writers of primers."""
+    retriever = open_retriever()
+    owners = {"a": "", "b": "hr", "c": "hr", "d": "guests"}
+    retriever.ingest(Document(n, f"words {n}", writers=owners[n]) for n in owners)
+    ids = {name: retriever.catalog.chunks_of(name)[0].chunk_id for name in owners}
+    with retriever.catalog.database.write() as write:
+        write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_5'")
+        write.exec_driver_sql("ALTER TABLE primers DROP COLUMN writers")
+        for after, before in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "c")):
+            write.execute(accompanied.insert(), {"chunk_id": ids[after], "kind": "primer"})
+            row = {"chunk_id": ids[after], "position": 0, "companion_id": ids[before]}
+            write.execute(companions.insert(), row)
+    retriever.close()
+    open_database().close()
+    prefixes = open_retriever().prefix_chunks
+    assert set(prefixes.of(list(ids.values()), "primer")) == {ids["b"], ids["c"]}
+    assert {each.doc_id for each in prefixes.prefixed(list(ids.values()))} == set(owners)
 
 
 def test_words_are_made_anew_while_they_are_searched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvstitch.retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
+from kvstitch.retriever.prefixes.neutral import neutral_prefixes
 from kvstitch.retriever.prefixes.prefix_choice import prefix_starts
 from kvstitch.retriever.prefixes.primer_groups import GROUP, central
 from kvstitch.retriever.scope import DEFAULT_SCOPE
@@ -51,12 +53,11 @@ def choose_all(
     count: int = 3,
     primers: int = 1,
     max_tokens: int = 1000,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[list[str]]:
-    [chunk] = retriever.catalog.chunks_of(doc_id)
+    [chunk] = retriever.catalog.chunks_of(doc_id, scope=scope)
     rule = PrefixRule(kind, count, primers)
-    [chosen] = retriever.prefix_chunks.choose_all(
-        [(chunk, max_tokens)], rule, scope=DEFAULT_SCOPE
-    ).values()
+    [chosen] = retriever.prefix_chunks.choose_all([(chunk, max_tokens)], rule, scope=scope).values()
     [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
     return [[other.doc_id for other in prefix] for prefix in chosen]
@@ -166,13 +167,33 @@ def test_prefixes_fit_into_the_context(retriever: Retriever, kind: PrefixKind) -
     assert choose(retriever, "fox-2", kind, 3, max_tokens=3) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_collection_of_one_has_no_companions(
-    open_retriever: OpenRetriever, kind: PrefixKind
-) -> None:
+def test_a_collection_of_one_has_no_neighbours(open_retriever: OpenRetriever) -> None:
     retriever = open_retriever()
     retriever.ingest([Document("only", "a b c")])
-    assert choose(retriever, "only", kind) == []
+    assert choose(retriever, "only", "neighbours") == []
+
+
+def test_where_there_are_too_few_neutral_passages_are_primers(
+    open_retriever: OpenRetriever,
+) -> None:
+    """Until there are enough; what has them is then open again."""
+    retriever = open_retriever()
+    retriever.ingest([Document("fox-0", "fox forest hunts number0")])
+    [chunk] = retriever.catalog.chunks_of("fox-0")
+    prefixes, rule = retriever.prefix_chunks, PrefixRule("primer", 3, 3)
+    wanted = [(chunk, 9999)]
+    [chosen] = prefixes.choose_all(wanted, rule, scope=DEFAULT_SCOPE).values()
+    assert chosen == neutral_prefixes(3, 3) and [len(each) for each in chosen] == [3, 3, 3]
+    prefixes.set_exact([chunk.chunk_id])
+    assert prefixes.of([chunk.chunk_id], "primer", made=True) == {chunk.chunk_id: chosen}
+    [stored] = prefixes.prefixed([chunk.chunk_id])
+    assert list(stored.prefixes) == chosen
+    assert prefixes.open("primer", 9, count=9) == []
+    retriever.ingest(corpus(4, first=1))
+    prefixes.leave([doc.doc_id for doc in corpus(4, first=1)], "primer", scope=DEFAULT_SCOPE)
+    assert "fox-0" in {doc_id for _, doc_id in prefixes.open("primer", 99, count=9)}
+    [chosen] = prefixes.choose_all(wanted, rule, scope=DEFAULT_SCOPE).values()
+    assert chosen and all(other.doc_id for each in chosen for other in each)
 
 
 def test_prefixes_are_of_the_same_collection(retriever: Retriever) -> None:
@@ -183,7 +204,7 @@ def test_prefixes_are_of_the_same_collection(retriever: Retriever) -> None:
         chosen = retriever.prefix_chunks.choose_all(
             [(chunk, 1000)], PrefixRule(kind, 3), scope=other
         )
-        assert chosen == {chunk.chunk_id: []}
+        assert chosen == {chunk.chunk_id: neutral_prefixes(3, 1) if kind == "primer" else []}
 
 
 def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Retriever) -> None:
@@ -249,6 +270,20 @@ def test_documents_that_were_left_are_not_open(retriever: Retriever, kind: Prefi
     prefixes.set_made([number(retriever, "whale-1")])
     still_open = {doc_id for _, doc_id in prefixes.open(kind, 100, count=3)}
     assert {"fox-2", "whale-1"} <= still_open, "and is stored alone, too"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_that_is_chosen_again_stays_in_use(retriever: Retriever, kind: PrefixKind) -> None:
+    """Prompts would compute until what is stored behind it was stored again."""
+    prefixes, ids = retriever.prefix_chunks, [number(retriever, "fox-2")]
+    choose(retriever, "fox-2", kind)
+    prefixes.set_made(ids)
+    chosen = prefixes.of(ids, kind, made=True)
+    assert chosen[ids[0]]
+    choose(retriever, "fox-2", kind)
+    assert prefixes.of(ids, kind, made=True) == chosen
+    choose(retriever, "fox-2", kind, 2)
+    assert not prefixes.of(ids, kind, made=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -348,6 +383,74 @@ def test_other_readers_are_another_revision(retriever: Retriever) -> None:
     assert retriever.ingest([document])[0].status == "unchanged"
     assert readers_of(retriever, "fox-2") == "finance"
     assert "fox-2" not in choose(retriever, "fox-1", "neighbours", 9)
+
+
+def test_other_writers_are_another_revision_too(retriever: Retriever) -> None:
+    """What stands before it was written by others, and it stood before what others wrote."""
+    first = Document("fox-2", "fox forest hunts number2", writers="finance")
+    assert retriever.ingest([first])[0].status == "updated"
+    assert retriever.ingest([first])[0].status == "unchanged"
+    assert choose(retriever, "fox-2", "neighbours", 9)  # of those that change everything
+    assert "fox-2" not in choose(retriever, "fox-1", "neighbours", 9)
+
+
+# -- whose text stands before whose ----------------------------------------------------------------
+
+WRITERS = ("", "*", "finance", "staff")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("each", [1, 4, GROUP])
+def test_nobody_s_text_stands_before_what_they_may_not_change(
+    open_retriever: OpenRetriever, kind: PrefixKind, each: int
+) -> None:
+    """All readers and writers have the same topics, so that what is nearest is often another's."""
+    retriever = open_retriever()
+    every = [(readers, writers) for readers in ("", "staff") for writers in WRITERS]
+    of = {
+        f"{doc.doc_id} {owners}": Document(
+            f"{doc.doc_id} {owners}", f"{doc.text} {owners}", readers=owners[0], writers=owners[1]
+        )
+        for doc in corpus(each)
+        for owners in every
+    }
+    retriever.ingest(of.values())
+    stood = 0
+    for doc in of.values():
+        for other in filter(None, choose(retriever, doc.doc_id, kind)):
+            before = of[other]
+            assert before.readers in ("", doc.readers)
+            assert before.writers in ("", doc.writers)
+            assert (before.writers, before.readers) in (
+                (before.writers, doc.readers), ("", ""), (doc.writers.replace("*", "-"), ""),
+            )  # fmt: skip
+            stood += before.writers != ""
+    assert stood or each == 1, "behind their own writers', too"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_notes_stand_before_nothing_of_others(
+    open_retriever: OpenRetriever, seed: int
+) -> None:
+    """First or in between, before the group has primers of its own or after: what stands before
+    other documents is what it would be without the notes."""
+    notes = [Document(f"note-{n}", f"fox forest hunts number{n} planted", writers="guests")
+             for n in range(12)]  # fmt: skip
+    docs = [*corpus(GROUP // 2), *notes]
+    random.Random(seed).shuffle(docs)
+    if seed == 0:
+        docs.sort(key=lambda doc: doc not in notes)
+    found = []
+    for scope in (Scope("", "with"), Scope("", "without")):
+        retriever = open_retriever()
+        for doc in docs:
+            if scope.collection == "with" or doc not in notes:
+                retriever.ingest([doc], scope=scope)
+                choose_all(retriever, doc.doc_id, primers=3, scope=scope)
+        theirs = [doc.doc_id for doc in docs if doc not in notes]
+        found.append({n: choose_all(retriever, n, primers=3, scope=scope) for n in theirs})
+    assert found[0] == found[1]
+    assert not any(n.startswith("note") for each in found[0].values() for p in each for n in p)
 
 
 @pytest.mark.parametrize("open_database", ["postgresql"], indirect=True)

@@ -181,8 +181,8 @@ def test_a_collection_that_grows_gets_its_primers_by_itself(folder: Path, data: 
     with running(folder, data, prefix_mode="primer", companions=3, primers=1) as rig:
         rig.ingest(CORPUS[:2])
         until(lambda: complete(rig), "stored")
-        assert [chunk.behind for chunk in asked(rig)] == [[], []]
-        assert fake(rig).stored == {text_of(rig, doc["doc_id"]) for doc in CORPUS[:2]}
+        first, second = asked(rig)
+        assert first.behind == [] and len(second.behind[0]) > 100, "neutral passages"
         more = [
             {"doc_id": f"{topic.split()[0]}-{n}", "text": f"{topic} number{n}"}
             for n in range(3, 17)
@@ -199,7 +199,8 @@ def test_a_collection_that_grows_gets_its_primers_by_itself(folder: Path, data: 
         assert copies <= fake(rig).stored
         alone = {text_of(rig, name) for name in names}
         primers = {tuple(token for each in ids for token in each) for ids in behind.values()}
-        assert fake(rig).stored - copies - alone <= primers, "and nothing is left over"
+        left = fake(rig).stored - copies - alone - primers
+        assert not any(holds(stored, text_of(rig, name)) for stored in left for name in names)
 
 
 def test_what_stood_behind_fewer_is_purged_when_a_collection_grows(
