@@ -421,9 +421,7 @@ def test_nobody_s_text_stands_before_what_they_may_not_change(
             before = of[other]
             assert before.readers in ("", doc.readers)
             assert before.writers in ("", doc.writers)
-            assert (before.writers, before.readers) in (
-                (before.writers, doc.readers), ("", ""), (doc.writers.replace("*", "-"), ""),
-            )  # fmt: skip
+            assert before.writers != "*" or before.readers == doc.readers
             stood += before.writers != ""
     assert stood or each == 1, "behind their own writers', too"
 

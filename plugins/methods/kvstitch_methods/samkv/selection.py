@@ -1,5 +1,5 @@
 """Selects the middle blocks that a question needs, by the sketches of the documents, and plans
-which tokens each layer holds and which it computes anew (docs/specification.md §1.7, Q2 to Q6)."""
+which tokens each layer holds and which it computes anew (specification.md §1.7, Q2 to Q6)."""
 
 from __future__ import annotations
 

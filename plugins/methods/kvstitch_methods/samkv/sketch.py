@@ -1,5 +1,5 @@
 """The sketch that SamKV stores beside a chunk's KV, which tells which blocks a question will
-need (docs/specification.md §1.7, P1 to P6). It is computed while the chunk is precomputed, in
+need (specification.md §1.7, P1 to P6). It is computed while the chunk is precomputed, in
 tiles of queries, so that a T × T attention matrix never exists in memory."""
 
 from __future__ import annotations

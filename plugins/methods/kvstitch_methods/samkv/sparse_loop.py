@@ -1,4 +1,4 @@
-"""The layer loop for prompts of which only some tokens are held (docs/specification.md §1.7, Q1 to
+"""The layer loop for prompts of which only some tokens are held (specification.md §1.7, Q1 to
 Q8): the question's pass over S and the documents' ends, then the layers over the blocks of the
 plan. A layer's KV cache holds its kept tokens in ascending order, then the question."""
 

@@ -99,7 +99,7 @@ class SamKV(SparseMethod):
 
     What is needed is said by its mean queries over the ends and the documents' sketches. Only ends
     and outlier tokens are computed anew (`selection` scores the blocks and plans the tokens).
-    docs/specification.md §1.7; "Semantic-aware multi-context KV".
+    specification.md §1.7; "Semantic-aware multi-context KV".
     """
 
     update: str = parameter(

@@ -1,4 +1,4 @@
-"""SamKV as a whole (docs/specification.md §1.7, Q1–Q8; paper, section 3) on the slow decoder of
+"""SamKV as a whole (specification.md §1.7, Q1–Q8; paper, section 3) on the slow decoder of
 `prefill.py`.
 
 S is exact, always kept, never recomputed and outside all ratios. A segment that has no stored KV

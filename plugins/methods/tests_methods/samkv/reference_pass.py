@@ -1,5 +1,5 @@
 """SamKV's sparse forward pass, its update rules and its set algebra: Q6 and Q7 of
-docs/specification.md §1.7 (paper, section 3.3), on the slow decoder of `prefill.py`.
+specification.md §1.7 (paper, section 3.3), on the slow decoder of `prefill.py`.
 
 A pass is three lists of token sets, one per layer: rows with a hidden state, rows whose K and V are
 computed, keys that are seen. Rows see only listed keys, so nothing else can leak into them; hidden

@@ -1,5 +1,5 @@
 """SamKV's queries per document, their P and the choice of middle blocks: Q2–Q5 of
-docs/specification.md §1.7 (paper, equations 1–3), on plain lists.
+specification.md §1.7 (paper, equations 1–3), on plain lists.
 
 Sums run in double precision: a block's score is one number that a float32 implementation must come
 near to, not a particular order of additions.

@@ -1,4 +1,4 @@
-"""SamKV's precompute P1–P6 (docs/specification.md §1.7) on the slow decoder of `prefill.py`: what
+"""SamKV's precompute P1–P6 (specification.md §1.7) on the slow decoder of `prefill.py`: what
 is known of a document before any question.
 
 One `Sketch` per document and layer. A document is prefilled alone behind its prefix; the prefix

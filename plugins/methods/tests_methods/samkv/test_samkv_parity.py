@@ -1,5 +1,5 @@
 """SamKV as a whole against the reference: what is needed, kept, computed and read, the cache and
-the answer, for every family, switch and kind of documents (docs/specification.md §1.7, Q1–Q8)."""
+the answer, for every family, switch and kind of documents (specification.md §1.7, Q1–Q8)."""
 
 from __future__ import annotations
 

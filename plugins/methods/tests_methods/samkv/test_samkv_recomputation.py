@@ -1,5 +1,5 @@
 """Outlier tokens and cases ①–④ through the passes, against the reference and sets made by hand
-(docs/specification.md §1.7, P6, Q5–Q7)."""
+(specification.md §1.7, P6, Q5–Q7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks a question needs (docs/specification.md §1.7, Q2–Q5, P6) against the reference, on
+"""Which blocks a question needs (specification.md §1.7, Q2–Q5, P6) against the reference, on
 made-up sketches: many more cases than a model gives."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sketches (docs/specification.md §1.7, P2–P6) against the reference's, and the loss from storing
+"""Sketches (specification.md §1.7, P2–P6) against the reference's, and the loss from storing
 them."""
 
 from __future__ import annotations
