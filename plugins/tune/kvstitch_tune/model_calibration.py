@@ -1,7 +1,7 @@
 """What `headkv` and `samkv` need to know of a model, measured within a time limit.
 
-Finds the layers in which SamKV should decide what a question needs (plugins/methods/specification.md,
-§1.7, P7, N*).
+Finds the layers in which SamKV should decide what a question needs
+(plugins/methods/specification.md §1.7, P7, N*).
 
 In every document, the block whose decay alpha ranks best on average over layers is the one that
 stays important. A layer recognises it well if the block's alpha is far below the others' there.
