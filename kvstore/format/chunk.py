@@ -18,9 +18,11 @@ from kvstitch.kvstore.format.chunk_identity import ChunkSpec
 from kvstitch.kvstore.format.codecs import Role, codec
 from kvstitch.kvstore.format.safetensors_header import BlockDigests
 from kvstitch.kvstore.format.tensor_layout import (
+    STATE,
     blocks_layout,
     decode_layer,
     layer_entries,
+    layer_state,
     tensor_layout,
 )
 
@@ -82,11 +84,16 @@ class EncodedChunk:
             raw = raw.to(device, non_blocking=non_blocking)
         return decode_layer(self.spec, raw)
 
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        """Return bytes of what a layer stores for those that keep a state, and their codec."""
+        return layer_state(self.spec, self.layer_bytes(layer)), self.spec.codec
+
     def raw_layers(self) -> list[tuple[Tensor, Tensor]] | None:
         """Return what `layer` returns for every layer, made at once, which takes a tenth of the
         time; None where data are encoded or not aligned."""
         spec = self.spec
-        if spec.codec != "raw" or self.data.storage_offset() % spec.torch_dtype.itemsize:
+        aligned = self.data.storage_offset() % spec.torch_dtype.itemsize == 0
+        if spec.codec != "raw" or spec.state or not aligned:
             return None
         whole = self.data.view(spec.torch_dtype).view(spec.layers, -1, *spec.shape)
         k, v = whole[:, 0], whole[:, -1]  # one and the same where v is not stored
@@ -101,9 +108,15 @@ class EncodedChunk:
 
 
 def encode_chunk(
-    spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor], *, pin: bool = False
+    spec: ChunkSpec,
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    *,
+    states: Sequence[Tensor] | None = None,
+    pin: bool = False,
 ) -> EncodedChunk:
-    """Encode keys before RoPE and values, `[tokens, kv_heads, head_dim]` per layer.
+    """Encode keys before RoPE and values, `[tokens, kv_heads, head_dim]` per layer; `states` are
+    the bytes of layers that keep a state, uint8, at most `spec.state` of each.
 
     Raises:
         ChunkSpecError: they are not as the spec says, or the codec cannot represent a value.
@@ -129,6 +142,13 @@ def encode_chunk(
                 typed_view(target, entry.dtype, entry.shape).copy_(stored)
                 ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
                 digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
+    for layer, state in enumerate(states or ()):
+        entry = by_name[f"{STATE}.{layer}"]
+        target = data[entry.start : entry.end]
+        target.zero_()
+        target[: len(state)] = state
+        ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
+        digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
     return EncodedChunk(build_header(spec, digests), data)
 
 
@@ -199,6 +219,10 @@ class EncodedBlocks:
             empty = torch.empty(shape, dtype=self.spec.torch_dtype, device=raw.device)
             return empty, empty
         return decode_layer(replace(self.spec, tokens=tokens), raw)
+
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        """Return what `EncodedChunk.state` returns, of a layer with all its blocks."""
+        return layer_state(self.spec, self._layer(layer).data), self.spec.codec
 
     def layer_bytes(self, layer: int) -> Tensor:
         """Return the stored bytes of one layer's blocks: uint8, like a layer of their tokens."""

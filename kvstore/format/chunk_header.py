@@ -135,6 +135,8 @@ def build_header(
     }
     if spec.values_are_keys:
         metadata["values"] = VALUES_ARE_KEYS
+    if spec.state:
+        metadata["state"] = str(spec.state)
     entries = tensor_layout(spec)
     ordered = {entry.name: digests[entry.name] for entry in entries}
     metadata.update((f"blocks.{name}", of_tensor.text) for name, of_tensor in ordered.items())
@@ -171,6 +173,7 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
             head_dim=int(metadata["head_dim"]),
             tokens=int(metadata["tokens"]),
             values_are_keys=metadata.get("values") == VALUES_ARE_KEYS,
+            state=int(metadata.get("state", 0)),
         )
         entries = tensor_layout(spec)
     except ChunkSpecError as error:

@@ -42,6 +42,7 @@ class ChunkSpec:
         codec: name of a codec in `kvstore/format/codecs.py`.
         dtype: of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
         values_are_keys: whether k is stored alone, because v is the same (latent attention).
+        state: bytes per layer of what is stored for layers that keep a state; 0 where none does.
     """
 
     fingerprint: str
@@ -52,6 +53,7 @@ class ChunkSpec:
     head_dim: int
     tokens: int
     values_are_keys: bool = False
+    state: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

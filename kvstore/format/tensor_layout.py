@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from kvstitch.kvstore.errors import ChunkSpecError
@@ -27,6 +28,8 @@ from kvstitch.kvstore.format.codecs import EncodedPart, Role, codec
 from kvstitch.kvstore.format.safetensors_header import StoredTensor
 
 ROLES: tuple[Role, Role] = ("k", "v")
+STATE = "s"
+STATE_ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,23 @@ def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
     return keys, keys if spec.values_are_keys else chunk_codec.decode("v", v, spec)
 
 
-def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
+def _layer_parts(spec: ChunkSpec) -> list[tuple[str, EncodedPart]]:
     """Return the parts of a layer: main tensors first, then scales."""
     roles = ROLES[:1] if spec.values_are_keys else ROLES
     parts = [(role, codec(spec.codec).parts(role, spec)) for role in roles]
     most = max(len(of_role) for _, of_role in parts)
-    return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]
+    in_order: list[tuple[str, EncodedPart]] = [
+        (role, of[i]) for i in range(most) for role, of in parts if i < len(of)
+    ]
+    if spec.state:
+        # As many rows as there are tokens, so that it is verified, sealed and read like the others;
+        # each a multiple of STATE_ALIGNMENT, so that the next layer begins at one.
+        width = -(-spec.state // (spec.tokens * STATE_ALIGNMENT)) * STATE_ALIGNMENT
+        in_order.append((STATE, EncodedPart("", torch.uint8, (spec.tokens, width))))
+    return in_order
+
+
+def layer_state(spec: ChunkSpec, raw: Tensor) -> Tensor:
+    """Return what one layer's bytes (uint8), of all tokens, hold for layers that keep a state."""
+    place = layer_layout(spec)[-1]
+    return raw[place.start : place.end][: spec.state]

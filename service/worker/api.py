@@ -18,7 +18,8 @@ from kvstitch.service.worker.engine.engine import Engine
 from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
 from kvstitch.service.worker.forward.kv_placement import write_rows
-from kvstitch.service.worker.forward.prefill import Capture
+from kvstitch.service.worker.forward.mixing import stored_states
+from kvstitch.service.worker.forward.prefill import Capture, prefill
 from kvstitch.service.worker.forward.selfcheck import check as start_up_check
 from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 from kvstitch.service.worker.methods.bases.eviction import evict
@@ -36,6 +37,7 @@ from kvstitch.service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
+from kvstitch.service.worker.model import gated_delta
 from kvstitch.service.worker.model.addressing import Address, Addressing
 from kvstitch.service.worker.model.attention import attend_rows, weighted_values
 from kvstitch.service.worker.model.decoder import DecoderModel
@@ -47,16 +49,21 @@ from kvstitch.service.worker.model.load import (
     set_threads,
 )
 from kvstitch.service.worker.model.load import load as load_model
+from kvstitch.service.worker.model.mixer_state import MixerShape, State
 from kvstitch.service.worker.model.model_facts import full_prefill as full_prefill_flops
 from kvstitch.service.worker.model.model_facts import read_calibration
 from kvstitch.service.worker.sequences.reuse import HistoryKV
+from kvstitch.service.worker.steps import run
 
 __all__ = [
     "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder",
     "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
-    "KVPool", "LegoLink", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "Vanilla",
+    "KVPool", "LegoLink", "MixerShape", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "State",
+    "Vanilla",
     "add_folder", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens",
-    "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "kernel_weights",
+    "evict", "eviction_methods", "full_prefill_flops", "fusion_methods", "gated_delta",
+    "kernel_weights",
     "lacks_memory", "load_model", "make_eviction", "make_fusion", "model_fingerprint", "no_memory",
-    "read_calibration", "set_threads", "start_up_check", "weighted_values", "write_rows",
+    "prefill", "read_calibration", "run", "set_threads", "start_up_check", "stored_states",
+    "weighted_values", "write_rows",
 ]  # fmt: skip

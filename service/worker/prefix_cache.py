@@ -117,12 +117,15 @@ class NewPrompt:
             return 0
         # Without cached logits the last token is computed for its own.
         whole = shared == len(self.tokens) == earlier.prompt_tokens
-        return shared if whole else min(shared, len(self.tokens) - 1)
+        reused = shared if whole else min(shared, len(self.tokens) - 1)
+        return earlier.kv.states.resumable(reused, len(earlier.tokens))
 
     def shared_history(self, earlier: CachedPrompt, tokens: int) -> int:
         """Return how many of its question's first `tokens` tokens begin an earlier prompt's."""
         ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
         if not ours or not (earlier.method == self.method or earlier.exact):
+            return 0
+        if earlier.kv.states.live:  # which have seen all that stood before
             return 0
         first = self.question_start
         shared = shared_tokens(

@@ -132,7 +132,7 @@ class DefaultMethods:
     def _fusion(self, offered: Sequence[OfferedMethod]) -> dict[str, Any]:
         """Return the tuned method, or the built-in one where this release lacks what was tuned."""
         if self._calibration is None:
-            return dict(BUILT_IN_FUSION)
+            return _built_in(offered)
         tuned = dict(self._calibration.defaults["fusion"])
         if _exists(tuned, offered):
             return tuned
@@ -144,7 +144,7 @@ class DefaultMethods:
                 self._calibration.path,
                 tuned,
             )
-        return dict(BUILT_IN_FUSION)
+        return _built_in(offered)
 
     def _origin(self, name: str, offered: Sequence[OfferedMethod]) -> str:
         if name == "fusion" and self._calibration is not None:
@@ -155,6 +155,13 @@ class DefaultMethods:
         if self._calibration is not None and name in self._calibration.defaults:
             return CALIBRATED
         return "prompt format" if name == "prefix_mode" else BUILT_IN
+
+
+def _built_in(offered: Sequence[OfferedMethod]) -> dict[str, Any]:
+    """Return the built-in default; PIE where the model cannot run it."""
+    unavailable = {info.name for info in offered if info.unavailable}
+    usable = BUILT_IN_FUSION["method"] not in unavailable
+    return dict(BUILT_IN_FUSION) if usable else {"method": _FASTEST}
 
 
 def _exists(fusion: Mapping[str, Any], offered: Sequence[OfferedMethod]) -> bool:

@@ -90,7 +90,9 @@ class Engine:
         self.decoder = decoder
         self.store = loader.store
         self.loader = loader
-        facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
+        facts = facts or ModelFacts(
+            decoder.layers, decoder.heads, decoder.kv_heads, stateful=bool(decoder.mixers)
+        )
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
         # seconds of a decode step by the number of its sequences
@@ -145,7 +147,9 @@ class Engine:
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
         )
         batches = BatchDecoder(decoder, self.pool)
-        self.answering = Answering(batches, self._endings, self._replies, options.draft_tokens)
+        # A state cannot be taken back where a drafted token is not sampled.
+        drafts = 0 if decoder.mixers else options.draft_tokens
+        self.answering = Answering(batches, self._endings, self._replies, drafts)
         self.prefilling = Prefilling(
             self.scheduler,
             launcher,

@@ -24,6 +24,8 @@ from torch import Tensor
 from kvstitch.kvstore import EncodedChunk, encode_chunk
 from kvstitch.service.worker.forward.kv_placement import kv_placer, write_rows
 from kvstitch.service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
+from kvstitch.service.worker.forward.mixing import stored_states
+from kvstitch.service.worker.kv.pool import SequenceStates
 from kvstitch.service.worker.layout import PromptLayout
 from kvstitch.service.worker.methods.layer_view import (
     CachedSegment,
@@ -33,6 +35,7 @@ from kvstitch.service.worker.methods.layer_view import (
 )
 from kvstitch.service.worker.model.addressing import Address
 from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.mixer_state import State, StoredState, mean
 from kvstitch.service.worker.model.model_facts import chunk_prefill
 from kvstitch.service.worker.steps import Steps
 
@@ -51,6 +54,7 @@ class ScratchKV:
     def __init__(self, decoder: DecoderModel, tokens: int) -> None:
         shape = (decoder.kv_heads, tokens, decoder.head_dim)
         self.tokens = tokens
+        self.states = SequenceStates()
         self._k = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         self._v = torch.empty_like(self._k)
 
@@ -79,6 +83,7 @@ class Rows:
     k: list[Tensor]
     v: list[Tensor]
     extra: ExtraBuilder | None
+    states: list[list[StoredState]] = field(default_factory=list)  # of the mixers of each layer
 
 
 class ChunkPrefill:
@@ -117,7 +122,8 @@ class ChunkPrefill:
         pin = decoder.device.type == "cuda"
         computed = []
         for address, chunk in zip(addresses, _means(runs), strict=True):
-            encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
+            states = _packed(decoder, address, chunk)
+            encoded = encode_chunk(address.spec, chunk.k, chunk.v, states=states, pin=pin)
             flops = sum(
                 chunk_prefill(decoder, len(address.ids), behind=prefix)
                 for prefix in address.prefix_lengths
@@ -208,6 +214,12 @@ def chunk_rows(
         for layer in range(decoder.layers):
             if before.tokens:
                 placer.place(layer)
+            if decoder.mixers:
+                before_it = [
+                    stored_states(decoder, part, layer, len(address.ids))
+                    for part, address in zip(parts, behind, strict=True)
+                ]
+                x = yield from _mix(decoder, layer, x, chunks, before_it)
             q, k, v = yield from qkv(decoder, layer, x)
             # For all chunks at once: with short ones each call costs more than its work.
             rotated = decoder.ropes[layer].rotate(q, positions)
@@ -223,6 +235,41 @@ def chunk_rows(
                 x = yield from finish(decoder, layer, x, torch.cat(attended))
             yield None
     return chunks
+
+
+def _mix(
+    decoder: DecoderModel,
+    layer: int,
+    x: Tensor,
+    chunks: Sequence[Rows],
+    parts: Sequence[list[StoredState]],
+) -> Steps[Tensor]:
+    """Run the chunks through the mixers before a layer, each behind the parts."""
+    for chunk in chunks:
+        chunk.states.append([])
+    for number, index in enumerate(decoder.mixers[layer]):
+        state: State | None = None
+        for part in parts:
+            state = part[number].behind(state)
+        out: list[Tensor] = []
+        for chunk in chunks:
+            stored = chunk.states[-1]
+            rows, _ = yield from decoder.mix(index, x[chunk.cut], state, stored=stored)
+            out.append(rows)
+        x = torch.cat(out)
+    return x
+
+
+def _packed(decoder: DecoderModel, address: Address, chunk: Rows) -> list[Tensor] | None:
+    """Return the bytes of what a chunk stores for its mixers, by layer."""
+    shape = decoder.mixer
+    if shape is None:
+        return None
+    spec = address.spec
+    return [
+        torch.cat([shape.packed(state, decoder.dtype, spec.codec) for state in states])
+        for states in chunk.states
+    ]
 
 
 def _write(
@@ -255,6 +302,9 @@ def _means(runs: Sequence[Sequence[Rows]]) -> Sequence[Rows]:
             for layer, own in enumerate(layers):
                 every = [own, *(getattr(run[number], name)[layer] for run in others)]
                 layers[layer] = torch.stack(every).float().mean(0).to(own.dtype)
+        for layer, of_layer in enumerate(chunk.states):
+            for place in range(len(of_layer)):
+                of_layer[place] = mean([run[number].states[layer][place] for run in runs])
     return first
 
 

@@ -20,7 +20,7 @@ from kvstitch.service.worker.forward.kv_placement import write_tokens
 from kvstitch.service.worker.kernels.cpu import linear_few_rows
 from kvstitch.service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, kernel_for
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
-from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
+from kvstitch.service.worker.kv.pool import KVPool, SequenceKV, SequenceStates
 from kvstitch.service.worker.model.attention import attend_last
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.model_facts import AttentionRule
@@ -115,18 +115,28 @@ def decode_step(
     batch = Batch.of(sequences, drafts, windows=decoder.windows)
     pairs = zip(sequences, drafts or [()] * len(sequences), strict=True)
     loras = [sequence.lora for sequence, draft in pairs for _ in range(1 + len(draft))]
+    if decoder.mixers:
+        assert not any(drafts or ()), "states cannot be taken back"
+        states = [sequence.kv.states for sequence in sequences if sequence.kv]
+        return compute(decoder, pool, batch.to(decoder.device), states)
     return compute(decoder.with_loras(loras), pool, batch.to(decoder.device))
 
 
-def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
+def compute(
+    decoder: DecoderModel, pool: KVPool, batch: Batch, states: Sequence[SequenceStates] = ()
+) -> Tensor:
     """Compute the step of a batch; return logits `[size, vocabulary]` fp32. It may be computed
-    again."""
+    again, but not where there are `states` of mixers, which it moves on."""
     x = decoder.embed(batch.ids)
     kernel = _kernel(decoder, pool) if decoder.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
         return kernel.step(x, batch.positions, batch.runs).float()
     positions, written = batch.positions, batch.runs.sum(1) - 1
     for layer in range(decoder.layers):
+        for index in decoder.mixers[layer] if decoder.mixers else ():
+            x, after = decoder.mix_step(index, x, [each.live[index] for each in states])
+            for each, state in zip(states, after, strict=True):
+                each.live[index] = state
         q, k, v = decoder.qkv(layer, x, batch=True)
         q = write_tokens(
             decoder.ropes[layer], pool, layer, q, k, v, positions=positions, into=written[layer]

@@ -13,7 +13,7 @@ from kvstitch.kvstore import EncodedChunk
 from kvstitch.service.worker.kernels.cpu import rotation
 from kvstitch.service.worker.kernels.cpu.rotation import StoredSegment
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
-from kvstitch.service.worker.kv.pool import KVPool
+from kvstitch.service.worker.kv.pool import KVPool, SequenceStates
 from kvstitch.service.worker.layout import PromptLayout
 from kvstitch.service.worker.methods.layer_view import CachedSegment, Replaced
 from kvstitch.service.worker.model.decoder import DecoderModel
@@ -26,6 +26,10 @@ class PromptKV(Protocol):
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
 
+    @property
+    def states(self) -> SequenceStates:
+        """Of its mixers."""
+
 
 @dataclass(frozen=True)
 class LayerViews:
@@ -35,6 +39,9 @@ class LayerViews:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.layers[layer]
+
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        raise AssertionError("of a model without mixers")
 
 
 def opened(stored: CachedSegment | None) -> CachedSegment | None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from kvstitch.service.worker.forward.attention_pass import AttentionPass, RecordedRuns, Recordings
 from kvstitch.service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
 from kvstitch.service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
+from kvstitch.service.worker.forward.mixing import PromptMixing
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.layout import PromptLayout
 from kvstitch.service.worker.methods.bases.dense import (
@@ -40,6 +41,7 @@ from kvstitch.service.worker.methods.layer_view import (
 )
 from kvstitch.service.worker.methods.stored_kv import Shift
 from kvstitch.service.worker.model.decoder import DecoderModel
+from kvstitch.service.worker.model.mixer_state import States
 from kvstitch.service.worker.model.model_facts import FlopCount
 from kvstitch.service.worker.steps import Steps
 
@@ -63,6 +65,9 @@ class Progress:
     rows_per_layer: list[int] = field(default_factory=list)
     # count of all work done for the prompt, also of work that is not resumed
     flops: FlopCount | None = None
+    # of mixers: behind all rows, and behind so many first tokens
+    states: States = field(default_factory=dict)
+    marks: dict[int, States] = field(default_factory=dict)
 
 
 def prefill(
@@ -185,6 +190,11 @@ class PromptLoop:
         if self._placed < method.layers_without_cache <= last_layer:
             self.placer.begin(method.layers_without_cache)
         probes = method.probes(layout, rows, scores)
+        mixing: PromptMixing | None = None
+        if decoder.mixers:
+            mixing = PromptMixing(
+                decoder, layout, self.cached, rows, self.kv.states, progress.states, progress.marks
+            )
         shift: Shift | None = None
         recorded: RecordedRuns | None = None
         if self.recordings is not None and self.capture is None and self.eviction is None:
@@ -205,6 +215,10 @@ class PromptLoop:
             if len(rows) == n:
                 progress.layer, progress.x = layer, x
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
+            if mixing is not None:
+                if mixing.reads_stored and self.arrival is not None:
+                    yield from self.arrival(layer)
+                x = yield from mixing.advance(layer, x)
             k_all, v_all = self.kv.prompt_layer(layer, n)
             shifted = probes is not None and layer > 0
             keep = (shifted or method.reads_replaced(layer)) and kernels.can_keep(k_all)
@@ -252,6 +266,8 @@ class PromptLoop:
                 logits = decoder.logits(x)[0]
                 break
         flops.unembed(1)
+        if mixing is not None:
+            mixing.finish()
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
     def make_ready(self, method: DenseMethod, layer: int, *, placed: bool) -> Steps[None]:

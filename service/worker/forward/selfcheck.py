@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from kvstitch.service.errors import ModelRefused
-from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.kv_placement import LayerViews
 from kvstitch.service.worker.forward.prefill import prefill
 from kvstitch.service.worker.layout import Prefix, PromptLayout
 from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.model.addressing import Addressing
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.rope import static_positions
 from kvstitch.service.worker.steps import run
@@ -84,6 +85,8 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
     device = decoder.device
     full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
+    if decoder.mixers:
+        return _probed_hybrid(decoder, full)
     captured: list[tuple[Tensor, Tensor]] = []
 
     def capture(view: LayerView) -> None:
@@ -96,6 +99,23 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
         system, [document], question,
         uncached=[False, False], prefixes=[Prefix(system)], device=device,
     )  # fmt: skip
+    return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
+
+
+def _probed_hybrid(decoder: DecoderModel, full: PromptLayout) -> tuple[Tensor, Tensor]:
+    """`probed` with chunks as they are stored, for what mixers make of S and D."""
+    scratch = ScratchKV(decoder, full.tokens)
+    ours = run(prefill(decoder, full, [None, None], Vanilla(), scratch)).logits
+    ids, addressing = full.ids.tolist(), Addressing(decoder, fingerprint="probe", codec="raw")
+    system, document = (ids[s.start : s.end] for s in full.segments)
+    addresses = addressing.system(system, ""), addressing.document(document, "system", system, "")
+    chunks = ChunkPrefill(decoder)
+    parts = [run(chunks.compute(address)).chunk for address in addresses]
+    cached = PromptLayout.of(
+        system, [document], ids[full.question_start :],
+        uncached=[False, False], prefixes=[Prefix(system)], device=decoder.device,
+    )  # fmt: skip
+    scratch = ScratchKV(decoder, full.tokens)
     return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
 
 

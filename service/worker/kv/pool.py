@@ -11,7 +11,9 @@ Eviction may leave different lengths in each layer and head; the rows it gives u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +105,27 @@ class KVPool:
             self._allocators[layer].free(first, size)
 
 
+States = dict[int, Any]  # by the index of the mixer; what they are is the model's matter
+
+
+@dataclass
+class SequenceStates:
+    """States of a sequence's mixers, of models that have some, by the index of the mixer. States
+    are never changed in place, so what is kept of them costs no copy."""
+
+    live: States = field(default_factory=dict)  # behind the tokens that are in place
+    marks: dict[int, States] = field(default_factory=dict)  # behind so many first tokens
+
+    def resumable(self, tokens: int, filled: int) -> int:
+        """Return behind how many of the first `tokens` tokens, of `filled`, one can go on."""
+        known = [*self.marks, *([filled] if self.live else [])]
+        return tokens if not known else max((n for n in known if n <= tokens), default=0)
+
+    def at(self, tokens: int) -> SequenceStates:
+        """Return the states behind so many tokens, which `resumable` returned."""
+        return SequenceStates(dict(self.marks.get(tokens, self.live)))
+
+
 class SequenceKV:
     """One sequence's KV in the pool."""
 
@@ -114,6 +137,7 @@ class SequenceKV:
         # by layer that is known not to hold every token of the prompt: for each KV head the
         # positions of its entries, ascending; and the prompt's tokens
         self.positions: dict[int, tuple[list[Tensor], int]] = {}
+        self.states = SequenceStates()
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._released = False
 
@@ -163,6 +187,7 @@ class SequenceKV:
     def copy_to(self, other: SequenceKV, tokens: int) -> None:
         """Copy the first `tokens` tokens to another sequence; only before eviction of either."""
         filled = self.filled_tokens
+        other.states = self.states.at(tokens)
         for layer in range(len(self.start)):
             for target, source in zip(
                 other.prompt_layer(layer, tokens), self.prompt_layer(layer, filled), strict=True
@@ -225,6 +250,7 @@ class SequenceKV:
             return
         self._released = True
         self._views.clear()
+        self.states = SequenceStates()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])
         # New tensors: these ones may be inference tensors, and this may be called outside of it.

@@ -56,6 +56,7 @@ class ChunkStream:
         self.users = 0
         self.part_futures: list[Future[None]] = [Future() for _ in self.parts]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states: dict[int, tuple[Tensor, str]] = {}
         self._stored: dict[int, EncodedBlocks] = {}
         self._part_of = [i for i, part in enumerate(self.parts) for _ in part]
 
@@ -107,6 +108,11 @@ class ChunkStream:
         stored = self.stored(layer)
         return self._layers[layer] if stored is None else stored.layer(layer)
 
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        """Return what an arrived layer stores for those that keep a state; see `CachedSegment`."""
+        stored = self.stored(layer)
+        return self._states[layer] if stored is None else stored.state(layer)
+
     def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
         """Return the encoded KV that contains an arrived layer; None if it is already decoded."""
         return self.chunk if self.chunk is not None else self._stored.get(layer)
@@ -134,6 +140,8 @@ class ChunkStream:
         for layer in self.parts[number]:
             if self._decode:
                 self._layers[layer] = outcome.blocks.layer(layer)
+                if self.address.spec.state:
+                    self._states[layer] = outcome.blocks.state(layer)
             else:
                 self._stored[layer] = outcome.blocks
         self.last_news_at = time.monotonic()

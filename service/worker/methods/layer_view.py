@@ -19,6 +19,9 @@ class CachedSegment(Protocol):
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
 
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        """Return bytes of what is stored for the mixers before a layer, and their codec."""
+
 
 class Replaced(NamedTuple):
     """Stored KV of which fresh KV took the place in the cache."""

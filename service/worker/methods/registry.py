@@ -83,7 +83,8 @@ def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[Offere
 def _describe(name: str, cls: type[Any], model: ModelFacts) -> OfferedMethod:
     unavailable = ""
     try:
-        cls().check(model)
+        made = cls()
+        made.fit(model, name) if isinstance(made, FusionMethod) else made.check(model)
     except InvalidRequest as error:
         # If only a parameter's default does not fit this model, the method itself is available.
         unavailable = error.message if (error.field or "").endswith(".method") else ""

@@ -184,6 +184,7 @@ class Addressing:
             head_dim=decoder.head_dim,
             tokens=len(ids),
             values_are_keys=decoder.values_are_keys,
+            state=decoder.state_bytes(codec or self.codec),
         )
         prefix_ids: Sequence[int] = _ids(parts)
         if other_parts:  # a part's key stands for its own tokens, and for those before it

@@ -20,6 +20,7 @@ from kvstitch.service.worker.kernels.cpu import cpu_linear, decode_step
 from kvstitch.service.worker.kernels.cpu.decode_step import LayerParts
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.model.lora_projection import Lora, rows_by_name, with_updates
+from kvstitch.service.worker.model.mixer_state import MixerShape, State, StoredState
 from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
 from kvstitch.service.worker.model.projection import (
     DenseProjection,
@@ -48,7 +49,6 @@ class DecoderModel:
         self.model = model
         self.config = config
         self.family = str(config.model_type)
-        self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)  # query heads of a layer
         self.lora = ""
         self.hidden = int(config.hidden_size)
@@ -59,7 +59,8 @@ class DecoderModel:
         weight = model.get_input_embeddings().weight
         self.dtype: torch.dtype = weight.dtype
         self.device: torch.device = weight.device
-        self.blocks = list(model.model.layers)
+        self.layers = len(model.model.layers)
+        self.blocks = self.order_blocks(model.model.layers)
         self.projections = [self.layer_projections(block) for block in self.blocks]
         self.head: Projection = fuse(model.lm_head)
         self._let_go_of_the_file()
@@ -87,7 +88,7 @@ class DecoderModel:
 
     def _layer_parts(self) -> list[LayerParts | None]:
         """Return what computes the two parts of each layer in one call, None where nothing can."""
-        none: list[LayerParts | None] = [None] * self.layers
+        none: list[LayerParts | None] = [None] * len(self.blocks)
         silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
         if not (self.has_plain_layers and silu) or self.head_order is not None:
             return none
@@ -107,6 +108,28 @@ class DecoderModel:
 
     values_are_keys = False
     """Whether the values of a row are its key before RoPE, of which chunks store one."""
+
+    mixers: Sequence[Sequence[int]] = ()
+    """Blocks that keep a state, which stand before each layer; empty where there are none."""
+
+    mixer: MixerShape | None = None
+    """Sizes of these blocks."""
+
+    def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
+        """Return transformers' layers, the `layers` that attend first."""
+        return list(blocks)
+
+    def mix(
+        self, index: int, x: Tensor, state: State | None, *, stored: list[StoredState] | None = None
+    ) -> Steps[tuple[Tensor, State]]:
+        """Run rows of one sequence through a block of `mixers` (`DeltaHybrid.mix`)."""
+        raise NotImplementedError
+
+    def mix_step(
+        self, index: int, x: Tensor, states: Sequence[State]
+    ) -> tuple[Tensor, list[State]]:
+        """Run one row of each of several sequences, x `[sequences, hidden]`."""
+        raise NotImplementedError
 
     measured = True
     """Whether what methods do is known of real weights of this family, or of one much like it."""
@@ -288,6 +311,12 @@ class DecoderModel:
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
         return self.head(norm(self.model.model.norm, x), batch=batch).float()
+
+    def state_bytes(self, codec: str) -> int:
+        """Return bytes per layer of what a chunk stores for the mixers before it."""
+        if self.mixer is None:
+            return 0
+        return max(map(len, self.mixers)) * self.mixer.nbytes(self.dtype, codec)
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -17,6 +17,7 @@ from kvstitch.service.worker.model.supported import (
     PARTIAL_ROTATION,
     ROPE_TYPES_UP_TO_A_LENGTH,
     STATIC_ROPE_TYPES,
+    TEXT_ALONE,
     WINDOW_BY_LAYER,
     WINDOW_IN_EVERY_LAYER,
     what_instead,
@@ -33,8 +34,25 @@ class FolderFault:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json; raises OSError or ValueError."""
-    return _json_object(folder / "config.json")
+    """Return the content of config.json, of models whose text is served alone that of the text
+    model; raises OSError or ValueError."""
+    config = _json_object(folder / "config.json")
+    text = config.get("text_config")
+    if config.get("model_type") not in TEXT_ALONE or not isinstance(text, dict):
+        return config
+    whole = {name: config[name] for name in _OF_ALL_PARTS if name in config}
+    return {**whole, **text, "model_type": TEXT_ALONE[config["model_type"]]}
+
+
+_OF_ALL_PARTS = ("dtype", "torch_dtype", "quantization_config", "compression_config")
+
+
+def left_out(folder: Path) -> str:
+    """Return what of a model is not served, as a sentence; empty if all is."""
+    kind = _json_object(folder / "config.json").get("model_type")
+    if kind not in TEXT_ALONE:
+        return ""
+    return f"{folder} ({kind}) reads images, too: its text model is served, without the rest"
 
 
 def config_fault(
@@ -220,9 +238,9 @@ def quantisation_fault(
             f"weights of {folder} are quantised by {name}, which is not served",
             f"give a checkpoint that is not quantised, or by {', '.join((*METHODS, DEQUANTISED))}",
         )
-    if _has_experts(config):
+    if has := _kept_whole(config):
         return FolderFault(
-            f"weights of {folder} are quantised by {name} and it has experts, which is not served",
+            f"weights of {folder} are quantised by {name} and it has {has}, which is not served",
             "give the checkpoint that is not quantised",
         )
     on_cpu = _is_cpu(device)
@@ -250,9 +268,9 @@ def _fault_of_setting(
             f"weights of {folder} are quantised already",
             "give --quantize off, or a checkpoint that is not",
         )
-    if _has_experts(config):
+    if has := _kept_whole(config):
         return FolderFault(
-            f"{folder} has experts, which --quantize {quantize} does not reach",
+            f"{folder} has {has}, which --quantize {quantize} does not reach",
             "give --quantize off",
         )
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -280,9 +298,12 @@ def _torchao_type(given: dict[str, Any]) -> str:
     return str(kind["_type"] if isinstance(kind, dict) else kind or "")
 
 
-def _has_experts(config: dict[str, Any]) -> bool:
+def _kept_whole(config: dict[str, Any]) -> str:
+    """Return what the model has whose weights are not served quantised; empty if nothing."""
+    if config.get("linear_num_value_heads"):
+        return "layers that keep a state"
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return any(config.get(name) for name in names)
+    return "experts" if any(config.get(name) for name in names) else ""
 
 
 def _is_cpu(device: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,12 +24,15 @@ from kvstitch.service.worker.model.families import decoder_for
 from kvstitch.service.worker.model.folder_checks import (
     DEQUANTISED,
     family_fault,
+    left_out,
     quantisation_fault,
     read_config,
     rope_fault,
     weights_fault,
 )
 from kvstitch.service.worker.model.projection import quantise
+
+log = logging.getLogger("kvstitch.worker")
 
 _DYNAMO = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
@@ -56,6 +60,8 @@ def load(
         )
     place = torch.device(_device(device))
     quantised = _check_folder(path, place, quantize)
+    if left := left_out(path):
+        log.warning("%s", left)
     try:
         # The libraries that compute quantised weights may need all of torch.
         with nullcontext() if quantised else lean_import():

@@ -27,6 +27,7 @@ class ModelFacts:
     head_scores: Mapping[str, Tensor] = field(default_factory=dict)
     # layers in which SamKV decides how much of a document a question needs; empty if not measured
     stable_layers: tuple[int, ...] = ()
+    stateful: bool = False  # whether layers keep a state instead of a key and value per token
 
 
 def read_calibration(

@@ -28,7 +28,10 @@ FAMILIES = {
     "qwen2": "dense.Qwen2",
     "qwen2_moe": "experts.Qwen2Moe",
     "qwen3": "dense.Qwen3",
+    "qwen3_5_moe_text": "hybrid.Qwen35Moe",
+    "qwen3_5_text": "hybrid.Qwen35",
     "qwen3_moe": "experts.Qwen3Moe",
+    "qwen3_next": "hybrid.Qwen3Next",
     "smollm3": "dense.SmolLM3",
 }
 """The module and class in `families` that computes a family, by its `model_type`."""
@@ -40,7 +43,7 @@ STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
 # Families that may rotate only a part of every head, as their config says.
-PARTIAL_ROTATION = ("phi3",)
+PARTIAL_ROTATION = ("phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 # Families whose `sliding_window` holds for every layer, and for those that `layer_types` names.
 # Others do not look at it.
 WINDOW_IN_EVERY_LAYER = ("mistral", "mixtral", "phi3", "qwen3_moe")
@@ -57,8 +60,8 @@ _ENCODER_DECODER = (
 )
 _ENCODER = "is an encoder: it writes no answers"
 _STATE = (
-    "keeps a state instead of a key and value per token in some or all of its layers, and a state "
-    "cannot be stitched"
+    "keeps a state instead of a key and value per token in some or all of its layers, of a kind "
+    "that is not served"
 )
 _LATENT = "stores compressed keys (multi-head latent attention) in a way that is not served"
 
@@ -83,14 +86,16 @@ _REASONS = {
     ),
     _STATE: (
         "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-        "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5",
-        "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+        "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "recurrent_gemma",
+        "rwkv", "xlstm", "zamba", "zamba2",
     ),
     _LATENT: ("deepseek_v32", "minicpm3", "mistral4"),
 }  # fmt: skip
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
-# What a text decoder that has become part of a larger model says of itself.
+# What a text decoder that has become part of a larger model says of itself; the second are served
+# without the rest, which transformers leaves out when it loads them.
 _TEXT_OF = {"gemma3": "gemma3_text"}
+TEXT_ALONE = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
 def why_not_served(config: dict[str, Any]) -> str | None:
@@ -106,6 +111,8 @@ def why_not_served(config: dict[str, Any]) -> str | None:
         return _ENCODER_DECODER
     if config.get("add_cross_attention"):
         return "attends to states of another network (cross-attention)"
+    if config.get("model_type") in FAMILIES:
+        return None
     mixed = {"linear_attention", "mamba", "recurrent", "conv"}
     if mixed.intersection(map(str, config.get("layer_types") or ())):
         return _STATE

@@ -89,7 +89,7 @@ class Admission:
         eviction = request.eviction and make_eviction(
             request.eviction.name, request.eviction.parameters
         )
-        fusion.check(self.facts)
+        fusion.fit(self.facts, request.fusion.name)
         if eviction:
             eviction.check(self.facts)
             if fusion.reads is Reads.PARTS:
@@ -102,6 +102,11 @@ class Admission:
             raise InvalidRequest(
                 "fusion and eviction must leave all KV of a prompt that is handed over to another "
                 "engine, and the worker's settings name that engine"
+            )
+        if request.hand_over and self.facts.stateful:
+            raise InvalidRequest(
+                "a prompt of this model cannot be handed over to another engine: its layers keep "
+                "a state, which is not handed over with KV"
             )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")

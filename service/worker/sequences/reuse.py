@@ -159,3 +159,6 @@ class HistoryKV:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer]
+
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        raise AssertionError("of a model without mixers")

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from kvstitch.encryption.keyring import Keyring
@@ -81,6 +82,7 @@ class Composition:
             kv_heads=decoder.kv_heads,
             first=Path(settings.calibration) if settings.calibration else None,
         )
+        facts = replace(facts, stateful=bool(decoder.mixers))
         addressing = Addressing(
             decoder,
             fingerprint=model_fingerprint,

@@ -332,6 +332,9 @@ class StoredSegment:
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.k[layer], self.v[layer]
 
+    def state(self, layer: int) -> tuple[Tensor, str]:
+        raise AssertionError("of a model without mixers")
+
 
 @dataclass(repr=False)
 class Tiny:

@@ -107,6 +107,7 @@ class FusionMethod(ABC):
 
     reads: ClassVar[Reads] = Reads.CHUNKS
     extra: ClassVar[ChunkExtra | None] = None  # what it needs beside every chunk
+    whole_segments: ClassVar[bool] = False  # whether it computes all rows of a segment or none
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
@@ -128,6 +129,18 @@ class FusionMethod(ABC):
     def ranking(self, view: LayerView) -> Tensor | None:
         """Return the scores `[n]` by which this layer ranks document tokens, for traces."""
         return None
+
+    def fit(self, model: ModelFacts, name: str) -> None:
+        """Raise InvalidRequest if the model cannot run the method of this name, or not with its
+        parameters."""
+        if model.stateful and not self.whole_segments:
+            raise InvalidRequest(
+                f"fusion.method {name} computes some rows of stored documents, and layers of this "
+                "model keep a state, which takes all rows before them: name vanilla, pie or "
+                "full_reuse",
+                field="fusion.method",
+            )
+        self.check(model)
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
         """Check the parameters against the model; raises InvalidRequest if they do not fit it."""

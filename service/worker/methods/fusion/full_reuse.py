@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from kvstitch.service.worker.methods.bases.dense import DenseMethod
 class Method(DenseMethod):
     """Reuse as precomputed, positions not recovered; only the question is computed. A baseline
     that is expected to fail."""
+
+    whole_segments: ClassVar[bool] = True
 
     def key_positions(self, layout: PromptLayout) -> Tensor:
         positions = layout.all_rows.clone()

@@ -4,20 +4,32 @@ With `exact_layers` = 2 it is what A3 must equal at ratio 0 (docs/specification.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.shared.parameters import parameter
 from kvstitch.service.worker.layout import PromptLayout
 from kvstitch.service.worker.methods.bases.dense import DenseMethod
 from kvstitch.service.worker.methods.layer_view import LayerView
+from kvstitch.service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)
 class Method(DenseMethod):
     """Positions recovered, nothing recomputed but the question: the cheapest reuse."""
 
+    whole_segments: ClassVar[bool] = True
+
     exact_layers: int = parameter(0, "layers whose KV is computed for every token", ge=0)
+
+    def check(self, model: ModelFacts) -> None:
+        if model.stateful and self.exact_layers:
+            raise InvalidRequest(
+                "fusion.exact_layers must be 0 for this model, whose layers keep a state",
+                field="fusion.exact_layers",
+            )
 
     @property
     def layers_without_cache(self) -> int:

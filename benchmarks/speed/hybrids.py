@@ -1,0 +1,214 @@
+"""A hybrid's first token from stored states and KV beside full prefill, what its chunks take, and
+how exactly states are composed.
+
+    python -m benchmarks.speed.hybrids [--shape qwen3.5-0.8b] [--threads 1] [--only time]
+
+Weights are random, in the shape of the published models, bfloat16; a prompt is S, four documents
+and a question, 2,048 tokens. Full prefill and PIE take turns, and so does composing 16 documents'
+states alone. The error is that of composed states in float32 beside rows one after the other in
+float64, relative to the largest entry, over documents whose keys, values and rates are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from benchmarks.common.shapes import _random_model
+from kvstitch.kvstore import ChunkSpec, EncodedChunk, chunk_file_bytes
+from kvstitch.service.worker.api import (
+    Addressing,
+    ChunkPrefill,
+    DecoderModel,
+    MixerShape,
+    Pie,
+    ScratchKV,
+    State,
+    Vanilla,
+    decoder_for,
+    gated_delta,
+    prefill,
+    run,
+    stored_states,
+)
+from kvstitch.service.worker.methods.api import Prefix, PromptLayout
+from kvstitch_tune.records import describe
+
+OUT = Path("benchmarks/results/hybrids.json")
+SYSTEM, DOCUMENT, DOCUMENTS, QUESTION = 32, 496, 4, 32
+# hidden, layers, attention heads, KV heads, intermediate, value heads of mixers (key heads: 16)
+SHAPES = {
+    "qwen3.5-0.8b": (1024, 24, 8, 2, 3584, 16),
+    "qwen3.5-2b": (2048, 24, 8, 2, 6144, 16),
+    "qwen3.5-4b": (2560, 32, 16, 4, 9216, 32),
+    "qwen3.5-27b": (5120, 64, 24, 4, 17408, 48),
+    "tiny": (64, 8, 4, 2, 96, 16),
+}
+LENGTHS = (512, 2048, 8192)
+
+
+def random_hybrid(name: str, seed: int = 0, vocabulary: int = 32768) -> DecoderModel:
+    """A Qwen3.5 with a smaller vocabulary, of which only the last row's logits are computed."""
+    hidden, layers, heads, kv_heads, intermediate, value_heads = SHAPES[name]
+    config = Qwen3_5TextConfig(
+        vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=intermediate,
+        linear_num_value_heads=value_heads, linear_num_key_heads=16, tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return decoder_for(_random_model(Qwen3_5ForCausalLM, config, torch.bfloat16, seed))
+
+
+@torch.inference_mode()
+def first_token(decoder: DecoderModel, rounds: int, seed: int) -> dict[str, Any]:
+    """Seconds of full prefill, of PIE, and of composing 16 documents' states."""
+    source = torch.Generator().manual_seed(seed)
+    lengths = [SYSTEM, *[DOCUMENT] * DOCUMENTS, QUESTION]
+    ids = torch.randint(0, decoder.vocabulary, (sum(lengths),), generator=source).tolist()
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    system, *documents, question = [
+        ids[end - size : end] for size, end in zip(lengths, ends, strict=True)
+    ]
+    addressing = Addressing(decoder, fingerprint="f", codec="raw")
+    chunks = ChunkPrefill(decoder)
+    asked = [addressing.system(system, ""), *(
+        addressing.document(each, "system", system, "") for each in documents
+    )]  # fmt: skip
+    stored = [run(chunks.compute(address)).chunk for address in asked]
+    samples: dict[str, list[float]] = {"vanilla": [], "pie": [], "compose 16": []}
+    for _ in range(rounds):
+        for name in samples:
+            started = time.perf_counter()
+            if name == "compose 16":
+                compose(decoder, stored[1:] * 4)
+            else:
+                cached = name == "pie"
+                layout = PromptLayout.of(
+                    system, documents, question, uncached=[not cached] * (1 + DOCUMENTS),
+                    prefixes=[Prefix(system)] * DOCUMENTS,
+                )  # fmt: skip
+                parts = [*stored] if cached else [None] * len(stored)
+                method = Pie() if cached else Vanilla()
+                run(prefill(decoder, layout, parts, method, ScratchKV(decoder, layout.tokens)))
+            samples[name].append(time.perf_counter() - started)
+    middle = {name: statistics.median(seconds) for name, seconds in samples.items()}
+    return {
+        "tokens": len(ids), "samples": samples, "median": middle,
+        "pie over vanilla": middle["pie"] / middle["vanilla"],
+        "compose 16 over vanilla": middle["compose 16"] / middle["vanilla"],
+    }  # fmt: skip
+
+
+def compose(decoder: DecoderModel, documents: list[EncodedChunk]) -> None:
+    for layer in range(decoder.layers):
+        read = [stored_states(decoder, each, layer, each.spec.tokens) for each in documents]
+        for number in range(len(decoder.mixers[layer])):
+            state: State | None = None
+            for each in read:
+                state = each[number].behind(state)
+
+
+def chunk_bytes(name: str, tokens: int, codec: str) -> tuple[int, int]:
+    """Bytes of a chunk's KV with its header, and of its states."""
+    _, layers, _, kv_heads, _, value_heads = SHAPES[name]
+    channels = (2 * 16 + value_heads) * 128
+    mixer = MixerShape(heads=value_heads, key=128, value=128, rows=3, channels=channels)
+    state = 3 * mixer.nbytes(torch.bfloat16, codec)
+    spec = ChunkSpec("0" * 64, codec, "bfloat16", layers // 4, kv_heads, 256, tokens)
+    whole = ChunkSpec(
+        "0" * 64, codec, "bfloat16", layers // 4, kv_heads, 256, tokens, state=state
+    )  # fmt: skip
+    kv = chunk_file_bytes(spec)
+    return kv, chunk_file_bytes(whole) - kv
+
+
+Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.inference_mode()
+def errors(length: int, seed: int, heads: int = 2, key: int = 128) -> dict[str, float]:
+    """The largest error over all orders of four documents of so many tokens, and of the rule by
+    blocks over the rows of one order."""
+    source = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=source)
+
+    def rows() -> Rows:
+        k = gated_delta.normalised(noise(length, heads, key))
+        decay = -torch.rand(length, heads, generator=source) * 0.02
+        beta = torch.rand(length, heads, generator=source)
+        return noise(length, heads, key) * key**-0.5, k, noise(length, heads, key), decay, beta
+
+    documents = [rows() for _ in range(4)]
+    maps = [_mapped(given, heads, key) for given in documents]
+    worst = direct = 0.0
+    for order in permutations(range(4)):
+        exact = torch.zeros(heads, key, key, dtype=torch.float64)
+        for i in order:
+            exact = _one_by_one(documents[i], exact)
+        state: Tensor | None = None
+        for i in order:
+            state = maps[i].of(state)
+        assert state is not None
+        largest = float(exact.abs().max())
+        worst = max(worst, float((state - exact).abs().max()) / largest)
+        if order == (0, 1, 2, 3):
+            by_blocks = torch.zeros(heads, key, key)
+            for i in order:
+                _, by_blocks = gated_delta.run(*documents[i], by_blocks)
+            direct = float((by_blocks - exact).abs().max()) / largest
+    return {"tokens": length, "composed": worst, "by blocks": direct}
+
+
+def _mapped(given: Rows, heads: int, key: int) -> gated_delta.Map:
+    eye, zero = torch.eye(key).expand(heads, -1, -1), torch.zeros(heads, key, key)
+    _, after = gated_delta.run(*given, torch.cat([zero, eye], -1))
+    return gated_delta.Map(after[..., key:], after[..., :key])
+
+
+def _one_by_one(given: Rows, state: Tensor) -> Tensor:
+    _, k, v, decay, beta = (x.double() for x in given)
+    for t in range(len(k)):
+        state = state * decay[t].exp()[:, None, None]
+        wrong = v[t] - (k[t][:, None, :] @ state)[:, 0]
+        state = state + k[t][..., None] * (wrong * beta[t][:, None])[:, None, :]
+    return state
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="qwen3.5-0.8b", choices=SHAPES)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="time, bytes or error")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    record: dict[str, Any] = {"environment": describe(), "seed": args.seed, "shape": args.shape}
+    if args.only in ("", "bytes"):
+        record["bytes"] = {
+            f"{name} {tokens} {codec}": chunk_bytes(name, tokens, codec)
+            for name in SHAPES if name != "tiny"
+            for tokens in LENGTHS for codec in ("raw", "k8v8")
+        }  # fmt: skip
+    if args.only in ("", "error"):
+        record["error"] = [errors(length, args.seed) for length in LENGTHS]
+    if args.only in ("", "time"):
+        record["time"] = first_token(random_hybrid(args.shape, args.seed), args.rounds, args.seed)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps(record, indent=1))
+    print(json.dumps({k: v for k, v in record.items() if k != "environment"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What a mixer keeps of a sequence, and what is stored of a document for it, with their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvstitch.service.worker.model.gated_delta import Map
+
+
+class State(NamedTuple):
+    """A mixer's state behind some rows of a sequence; never changed in place."""
+
+    rows: Tensor  # inputs of the convolution that the next rows see `[rows, channels]`
+    sums: Tensor  # fp32 `[heads, key, value]`
+
+
+class StoredState(NamedTuple):
+    """What a document's rows make of any state before them."""
+
+    rows: Tensor  # the last inputs of the convolution `[rows, channels]`
+    map: Map
+    own: int  # how many of these are the document's, which may be shorter
+
+    def behind(self, state: State | None) -> State:
+        """Return the state behind these rows, where `state` is that before them."""
+        rows, sums = (None, None) if state is None else state
+        last = self.rows
+        if self.own < len(last):
+            before = torch.zeros_like(last) if rows is None else rows
+            last = torch.cat([before[self.own :], last[len(last) - self.own :]])
+        return State(last, self.map.of(sums))
+
+
+States = dict[int, State]
+"""By the index of the mixer."""
+
+
+@dataclass(frozen=True)
+class MixerShape:
+    """Sizes of the mixers of a model."""
+
+    heads: int
+    key: int
+    value: int
+    rows: int  # before a row that its convolution sees
+    channels: int  # of the convolution
+
+    def first(self, like: Tensor) -> State:
+        """Return the state before the first row."""
+        return State(
+            like.new_zeros(self.rows, self.channels),
+            torch.zeros(self.heads, self.key, self.value, device=like.device),
+        )
+
+    def nbytes(self, dtype: torch.dtype, codec: str) -> int:
+        """Return bytes of a stored state: as it is for the codec raw; in int8, with a scale for
+        each row of a head, for others."""
+        convolution = self.rows * self.channels * dtype.itemsize
+        width = self.key + self.value
+        if codec == "raw":
+            return convolution + self.heads * self.key * width * dtype.itemsize
+        return convolution + self.heads * self.key * (width + 2 * _SCALE.itemsize)
+
+    def packed(self, stored: StoredState, dtype: torch.dtype, codec: str) -> Tensor:
+        """Return the bytes of a stored state, uint8."""
+        both = (stored.map.a, stored.map.b)
+        parts = [stored.rows.to(dtype)]
+        if codec == "raw":
+            parts += [x.to(dtype) for x in both]
+        else:
+            for x in both:
+                # At least what fp16 holds, so that a row of 0 stays one.
+                scale = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-7).to(_SCALE)
+                parts += [scale, (x / scale.float()).round().clamp(-127, 127).to(torch.int8)]
+        return torch.cat([_bytes(part) for part in parts])
+
+    def unpacked(self, raw: Tensor, dtype: torch.dtype, codec: str, tokens: int) -> StoredState:
+        """Return the stored state of so many tokens, of bytes that `packed` made."""
+        rows, raw = _take(raw, (self.rows, self.channels), dtype)
+        both: list[Tensor] = []
+        for width in (self.key, self.value):
+            shape = (self.heads, self.key, width)
+            if codec == "raw":
+                x, raw = _take(raw, shape, dtype)
+            else:
+                scale, raw = _take(raw, (*shape[:2], 1), _SCALE)
+                codes, raw = _take(raw, shape, torch.int8)
+                x = codes.float() * scale.float()
+            both.append(x.float())
+        return StoredState(rows, Map(both[0], both[1]), min(tokens, self.rows))
+
+
+_SCALE = torch.float16
+
+
+def mean(states: Sequence[StoredState]) -> StoredState:
+    """Return the mean of what the same rows make of a state behind several prefixes."""
+    rows = torch.stack([s.rows for s in states]).float().mean(0).to(states[0].rows.dtype)
+    a, b = (torch.stack([s.map[part] for s in states]).mean(0) for part in (0, 1))
+    return StoredState(rows, Map(a, b), states[0].own)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().flatten().view(torch.uint8).cpu()
+
+
+def _take(raw: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a tensor at the start of bytes, and the bytes behind it."""
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    # Copied, because bytes of a chunk may lie where no tensor of this type can.
+    return raw[:size].clone().view(dtype).view(shape), raw[size:]

@@ -1,0 +1,245 @@
+"""Hybrids: states of their mixers are composed as KV of attention is stitched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Qwen3_5Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+from kvstitch.service.errors import InvalidRequest, ModelRefused
+from kvstitch.service.gateway.answers.methods import _built_in
+from kvstitch.service.messages.requests import ChunkTokens, Method
+from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
+from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.layout import Prefix, PromptLayout
+from kvstitch.service.worker.methods.fusion.pie import Method as Pie
+from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
+from kvstitch.service.worker.methods.registry import describe, fusion_methods
+from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.load import load
+from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.steps import run
+from tests.references.hybrid import HybridReference
+from tests.service.worker.engine.test_engine import greedy
+from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, disk, rig
+from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, random_model
+
+pytestmark = pytest.mark.exhaustive
+
+IDS = [*S, *D1, *D2, *D3, *Q]
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 6,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 0,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+EXPERTS = {
+    "moe_intermediate_size": 24,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 32,
+}
+CONFIGS = {
+    "qwen3_5_text": lambda **changes: Qwen3_5TextConfig(**{**SIZES, **changes}),
+    "qwen3_5_moe_text": lambda **changes: Qwen3_5MoeTextConfig(**{**SIZES, **EXPERTS, **changes}),
+    "qwen3_next": lambda **changes: Qwen3NextConfig(**{**SIZES, **EXPERTS, **changes}),
+}
+
+
+@cache
+def hybrid(family: str) -> Tiny:
+    model = random_model(CONFIGS[family]())
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name and "linear_attn" not in name:
+                weight.sub_(1)  # to which these norms add one
+    return Tiny(model, decoder_for(model), HybridReference(model))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> Tiny:
+    return hybrid(request.param)
+
+
+def test_full_prefill_is_transformers_and_the_reference(model: Tiny) -> None:
+    layout = PromptLayout.of(S, [D1, D2, D3], Q, uncached=[True] * 4)
+    scratch = ScratchKV(model.decoder, layout.tokens)
+    ours = run(prefill(model.decoder, layout, [None] * 4, Vanilla(), scratch)).logits
+    assert_close("hybrid: transformers", ours, model.model(torch.tensor([IDS])).logits[0, -1])
+    reference: Any = model.reference
+    assert_close("hybrid: reference", ours, reference.pie([], IDS))
+
+
+@pytest.mark.parametrize("mode", ["none", "system"])
+def test_pie_is_the_reference_in_every_order(model: Tiny, mode: str) -> None:
+    """Documents computed once, stitched in all orders, one of them shorter than the convolution."""
+    reference: Any = model.reference
+    addressing = Addressing(model.decoder, fingerprint="t", codec="raw")
+    chunks, prefix = ChunkPrefill(model.decoder), S if mode == "system" else []
+    texts = [D1, D2, [51, 52]]
+    system = run(chunks.compute(addressing.system(S, ""))).chunk
+    stored = [run(chunks.compute(addressing.document(d, mode, S, ""))).chunk for d in texts]
+    expected = [reference.precompute(S), *(reference.precompute(d, prefix) for d in texts)]
+    for order in permutations(range(3)):
+        layout = PromptLayout.of(
+            S, [texts[i] for i in order], Q,
+            uncached=[False] * 4, prefixes=[Prefix(prefix)] * 3,
+        )  # fmt: skip
+        scratch = ScratchKV(model.decoder, layout.tokens)
+        parts = [system, *(stored[i] for i in order)]
+        ours = run(prefill(model.decoder, layout, parts, Pie(), scratch)).logits
+        theirs = reference.pie([expected[0], *(expected[1 + i] for i in order)], Q)
+        assert_close("hybrid: pie", ours, theirs)
+
+
+def test_a_document_that_is_computed_between_stored_ones(model: Tiny) -> None:
+    """It sees the state that those before it leave, as in a full prefill if all inputs are."""
+    addressing = Addressing(model.decoder, fingerprint="t", codec="raw")
+    chunks = ChunkPrefill(model.decoder)
+    system = run(chunks.compute(addressing.system(S, ""))).chunk
+    first = run(chunks.compute(addressing.document(D1, "system", S, ""))).chunk
+    layout = PromptLayout.of(
+        S, [D1, D2, D3], Q,
+        uncached=[False, False, True, True], prefixes=[Prefix(S)] * 3,
+    )  # fmt: skip
+    scratch = ScratchKV(model.decoder, layout.tokens)
+    ours = run(prefill(model.decoder, layout, [system, first, None, None], Pie(), scratch)).logits
+    assert_close("hybrid: identity", ours, model.model(torch.tensor([IDS])).logits[0, -1])
+
+
+def test_answers_are_transformers_and_stored_chunks_are_read_again(
+    model: Tiny, tmp_path: Path
+) -> None:
+    """In one batch, too; what SSD gives back is what was computed."""
+    with rig(model, tiers=[disk(tmp_path)], draft_tokens=3) as r:
+        tokens, _ = r.answer(VANILLA, max_tokens=8)
+        assert tokens == greedy(model, IDS, 8)
+        r.precompute()
+        warm, report = r.answer(PIE)
+        assert [d.tier for d in report.documents] == ["ssd"] * 3
+        swapped = [DOCUMENTS[i] for i in (2, 0, 1)]
+        alone = r.answer(PIE, swapped)[0]
+        names = [r.submit(PIE), r.submit(VANILLA), r.submit(PIE, swapped)]
+        r.run()
+        assert [r.tokens(name) for name in names] == [warm, tokens[:6], alone]
+
+
+@pytest.mark.parametrize("codec", ["int8", "k8v8"])
+def test_codecs_keep_the_states_in_int8(model: Tiny, codec: str) -> None:
+    addressing = Addressing(model.decoder, fingerprint="t", codec=codec)
+    chunks = ChunkPrefill(model.decoder)
+    system = run(chunks.compute(addressing.system(S, ""))).chunk
+    first = run(chunks.compute(addressing.document(D1, "system", S, ""))).chunk
+    layout = PromptLayout.of(S, [D1], Q, uncached=[False] * 2, prefixes=[Prefix(S)])
+    scratch = ScratchKV(model.decoder, layout.tokens)
+    ours = run(prefill(model.decoder, layout, [system, first], Pie(), scratch)).logits
+    theirs = model.model(torch.tensor([[*S, *D1, *Q]])).logits[0, -1]
+    assert 0 < float((ours - theirs).norm() / theirs.norm()) < 0.05
+    raw = Addressing(model.decoder, fingerprint="t", codec="raw").document(D1, "none", S, "")
+    assert first.spec.state < raw.spec.state
+
+
+def test_prompts_go_on_where_a_state_is_kept(model: Tiny) -> None:
+    """Behind the documents of an earlier prompt and behind its answer, and nowhere else."""
+    longer = [ChunkTokens(9, [7] * 40), *DOCUMENTS]
+    with rig(model, prefix_cache=True) as r, rig(model) as fresh:
+        for question in (Q, [3, 1, 4], Q):
+            found, _ = r.answer(VANILLA, longer, question=question)
+            assert found == fresh.answer(VANILLA, longer, question=question)[0]
+        assert r.engine.prefix_cache.continued == 2
+        other = [*longer[:2], ChunkTokens(2, [8] * 9)]
+        assert r.answer(VANILLA, other)[0] == fresh.answer(VANILLA, other)[0]
+        assert r.engine.prefix_cache.continued == 2
+
+
+def test_methods_that_compute_single_rows_are_refused_by_name(model: Tiny) -> None:
+    with rig(model) as r:
+        for name in sorted(fusion_methods()):
+            if name in ("vanilla", "pie", "full_reuse"):
+                assert r.answer(Method(name))[0]
+                continue
+            with pytest.raises(InvalidRequest, match=f"method {name} .*layers of this model keep"):
+                r.submit(Method(name))
+        with pytest.raises(InvalidRequest, match="exact_layers must be 0"):
+            r.submit(Method("pie", {"exact_layers": 1}))
+
+
+def test_the_default_of_a_hybrid_is_pie(model: Tiny) -> None:
+    """What a worker says of its methods decides what a request without one gets."""
+    decoder = model.decoder
+    facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
+    offered = describe(fusion_methods(), facts)
+    assert _built_in(offered)["method"] == "question_scout"
+    offered = describe(fusion_methods(), replace(facts, stateful=True))
+    assert _built_in(offered) == {"method": "pie"}
+
+
+def test_eviction_and_primers(model: Tiny) -> None:
+    primed = [ChunkTokens(2, D2, [D1]), ChunkTokens(3, D3, [D1], [[D2]])]
+    with rig(model) as r:
+        assert r.answer(PIE, eviction=Method("snapkv", {"budget": 21}))[0]
+        assert r.answer(PIE, primed, prefix_mode="primer", cold="as_stored")[0]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_saved_model(tmp_path: Path, family: str) -> None:
+    hybrid(family).model.save_pretrained(tmp_path)
+    decoder = load(str(tmp_path), device="cpu")
+    assert decoder.family == family and not decoder.measured
+    theirs, stitched = selfcheck.check(decoder)
+    assert theirs < 1e-4 and stitched < 1e-4
+
+
+@pytest.mark.parametrize("quantize", ["off", "int8"])
+def test_the_text_of_a_model_that_reads_images(
+    tmp_path: Path, quantize: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left out is said; states are not served with weights of 8 bits."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    config = Qwen3_5Config(text_config=dict(SIZES), vision_config={**vision, "out_hidden_size": 48})
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    if quantize != "off":
+        with pytest.raises(ModelRefused, match="layers that keep a state"):
+            load(str(tmp_path), device="cpu", quantize=quantize)
+        return
+    decoder = load(str(tmp_path), device="cpu")
+    assert decoder.family == "qwen3_5_text"
+    assert "its text model is served, without the rest" in caplog.text
+    assert max(selfcheck.check(decoder)) < 1e-4
+
+
+def test_a_mixer_behind_the_last_attention_is_refused() -> None:
+    kinds = ["full_attention", "linear_attention"]
+    config = CONFIGS["qwen3_5_text"](num_hidden_layers=2, layer_types=kinds)
+    with pytest.raises(ModelRefused, match="ends with one"):
+        decoder_for(AutoModelForCausalLM.from_config(config))
