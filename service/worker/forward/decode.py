@@ -153,7 +153,9 @@ class BatchDecoder:
 
     def __init__(self, decoder: DecoderModel, pool: KVPool) -> None:
         self._decoder = decoder
-        by_device = kernels_of(decoder.device).decode_steps(decoder, pool)
+        # A recorded step knows nothing of mixers.
+        steps = kernels_of(decoder.device).decode_steps
+        by_device = None if decoder.mixers else steps(decoder, pool)
         self._base_step = by_device or partial(decode_step, decoder)
 
     def step(
