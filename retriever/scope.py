@@ -162,14 +162,15 @@ class Scope:
     """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
     What a view does not show is as if it did not exist, and what a pen does not change stays.
-    Scopes that differ by nothing else are the same: indexes are of all. Raises InvalidQuery for
-    names that are not valid.
+    Scopes that differ by nothing else are the same: indexes are of all. `sender`: whose key asks,
+    where something is counted per key. Raises InvalidQuery for names that are not valid.
     """
 
     tenant: str = ""
     collection: str = "default"
     view: View = field(default=EVERYTHING, compare=False, repr=False)
     pen: Pen = field(default=ANY_PEN, compare=False, repr=False)
+    sender: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for what, name in (("tenant", self.tenant), ("collection", self.collection)):

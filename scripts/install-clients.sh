@@ -26,7 +26,7 @@ if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
   echo "$mark" >$python/.installed
 fi
 
-# Of one package each: Dify's own, and OpenAI's of this month and of a year ago, against whose types
+# Of one package each: Dify's and Anthropic's own, and OpenAI's of this month and of a year ago, against whose types
 # answers are held.
 single() {
   if [ "$(cat "build/$1/.installed" 2>/dev/null || true)" != "$2" ]; then
@@ -37,6 +37,7 @@ single() {
   fi
 }
 single clients-dify dify-plugin==0.7.4
+single clients-anthropic anthropic==2.14.0
 single openai-2026-11 openai==3.57.0
 single openai-2025-11 openai==2.8.1
 

@@ -35,8 +35,13 @@ WRITE_WAIT_S = 5.0  # how long a write waits for another process's in an SQLite 
 # session, and with it its locks.
 CLIENT_KEEPALIVE: Any = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
                     "keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
-SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5,
-                    "tcp_keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
+LOCK_WAIT_S = 10  # for what another session of PostgreSQL has locked
+CHANGE_WAIT_S = 60  # for a lock that gateways hold while documents change
+_SESSION = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3,
+            "tcp_user_timeout": 25_000, "lock_timeout": LOCK_WAIT_S * 1000}  # fmt: skip
+# What passes, and is no OperationalError: after a failover the server is read-only; rights were
+# taken away; a session that did nothing was ended.
+_PASSES = ("25006", "42501", "25P03")
 PREPARING = 0x6B76_0001  # number of the advisory lock
 NO_LOCK = 0
 
@@ -136,7 +141,11 @@ class Database:
         """Hold an advisory lock of PostgreSQL; it ends with the session of a process that dies."""
         with self._translated(), self._connection(self._opened()) as connection:
             driver: Any = connection.connection.driver_connection
-            driver.execute("SELECT pg_advisory_lock(%s)", (lock,))
+            driver.execute(f"SET lock_timeout = {CHANGE_WAIT_S * 1000}")
+            try:
+                driver.execute("SELECT pg_advisory_lock(%s)", (lock,))
+            finally:
+                driver.execute(f"SET lock_timeout = {LOCK_WAIT_S * 1000}")
             try:
                 yield
             finally:
@@ -200,7 +209,7 @@ class Database:
                 )
             # `public` is where extensions are.
             connection.execute(f"SET search_path TO {self._namespace}, public".encode())
-            for name, value in SERVER_KEEPALIVE.items():
+            for name, value in _SESSION.items():
                 connection.execute(f"SET {name} = {value}".encode())
         except BaseException:
             connection.close()
@@ -229,6 +238,8 @@ class Database:
             driver: Any = connection.connection.driver_connection
             driver.execute(begin)
             try:
+                if lock == PREPARING and self.shared:  # as long as another makes the tables
+                    driver.execute("SET LOCAL lock_timeout = 0")
                 if lock and self.shared:
                     driver.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
                 yield connection
@@ -317,4 +328,6 @@ def _classified(error: Exception) -> DatabaseError:
             return ValueRefused(f"PostgreSQL cannot store it ({cause}): leave NUL characters out")
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return Unreachable(f"PostgreSQL cannot be reached: {cause}")
+        case psycopg.Error(sqlstate=code) if code in _PASSES:
+            return Unreachable(f"PostgreSQL cannot be used now: {cause}")
     return DatabaseError(f"PostgreSQL failed: {cause}")

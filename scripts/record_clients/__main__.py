@@ -3,9 +3,10 @@ scripts.record_clients`.
 
 Clients run as they are, with `http://…/CLIENT/WHAT/v1` for an address, against a recorder that
 hands their requests on to a service. Codex, whose package is too large to be installed for tests,
-runs where CODEX_FOLDER names a folder with its node_modules; it gets scripted answers first that
-call its tools, so that what it sends back is recorded as well. Long texts are cut, ids that change
-with each run too, and equal requests kept once. Requests of clients that did not run stay.
+runs where CODEX_FOLDER names a folder with its node_modules, Claude Code where CLAUDE_FOLDER does;
+they get scripted answers first that call tools, so that what they send back is recorded as well.
+Long texts are cut, ids that change with each run too, and equal requests kept once. Requests of
+clients that did not run stay.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ FILE = ROOT / "tests" / "data" / "recorded_clients.jsonl.xz"
 MAX_TEXT_CHARS = 160
 DIFY = ROOT / "build" / "clients-dify" / "bin" / "python"
 CODEX = Path(os.environ.get("CODEX_FOLDER", "nowhere")) / "node_modules"
+ANTHROPIC = ROOT / "build" / "clients-anthropic" / "bin" / "python"
+CLAUDE = Path(os.environ.get("CLAUDE_FOLDER", "nowhere")) / "node_modules"
 RUN_S = 600.0
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _EXEC = {"cmd": "echo hello"}
@@ -155,6 +158,45 @@ def calling(name: str, arguments: Any, kind: str) -> bytes:
     return "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events).encode()
 
 
+def using(name: str, arguments: dict[str, Any]) -> bytes:
+    """Return the events of a message that uses one tool."""
+    usage = {"input_tokens": 9, "output_tokens": 9}
+    block = {"type": "tool_use", "id": "toolu_1", "name": name, "input": {}}
+    delta = {"type": "input_json_delta", "partial_json": json.dumps(arguments)}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [],
+            "stop_reason": None, "stop_sequence": None, "usage": usage}},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+         "usage": usage},
+        {"type": "message_stop"},
+    ]  # fmt: skip
+    return "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events).encode()
+
+
+CLAUDE_RUNS: dict[str, list[bytes]] = {
+    "plain": [],
+    "read": [using("Read", {"file_path": "/etc/hostname"})],
+    "command": [using("Bash", {"command": "echo hello", "description": "Says hello"})],
+    "unknown": [using("Nobody", {})],
+}
+
+
+def run_claude(recorder: Recorder, what: str, scripted: list[bytes]) -> None:
+    """Ask Claude Code one question, in an empty home."""
+    recorder.scripted = list(scripted)
+    with tempfile.TemporaryDirectory() as home:
+        program = CLAUDE / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+        asked = ["-p", "Which animal does Quentin Bruvik keep?", "--max-turns", "3"]
+        run([str(program), *asked], HOME=home, ANTHROPIC_API_KEY="none",
+            ANTHROPIC_BASE_URL=f"{recorder.url}/Claude_Code/{what}", ANTHROPIC_MODEL="demo_model",
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")  # fmt: skip
+    recorder.scripted = []
+
+
 def run(command: list[str], **environment: str) -> None:
     """Run a client; that one of its requests was refused may fail it, and is recorded as well."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
@@ -194,6 +236,11 @@ def main() -> None:
         with Recorder(str(service.http.base_url).rstrip("/")).running() as recorder:
             for what, options in CODEX_RUNS.items() if CODEX.is_dir() else ():
                 run_codex(recorder, what, options)
+            for what, scripted in CLAUDE_RUNS.items() if CLAUDE.is_dir() else ():
+                run_claude(recorder, what, scripted)
+            if ANTHROPIC.is_file():
+                script = str(HERE / "anthropic_requests.py")
+                run([str(ANTHROPIC), script, f"{recorder.url}/anthropic"])
             if (node := shutil.which("node")) and NODE_MODULES.is_dir():
                 script = NODE_MODULES.parent / "openai_node.mjs"
                 shutil.copyfile(SCRIPTS / script.name, script)

@@ -105,15 +105,24 @@ _HELD_ERRNO = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, 
 def not_usable(error: BaseException) -> KvstitchError | None:
     """Return what to tell clients of an error of the system that passes, by itself or once somebody
     acts; None if it is a fault of ours."""
-    full = getattr(error, "errno", None) in _FULL_ERRNO
-    if not isinstance(error, OSError) or not (full or error.errno in _HELD_ERRNO):
+    code = _errno_of(error)
+    if code is None or code not in (*_FULL_ERRNO, *_HELD_ERRNO):
         return None
-    kind: type[KvstitchError] = DiskFull if full else DatabaseUnavailable
+    kind: type[KvstitchError] = DiskFull if code in _FULL_ERRNO else DatabaseUnavailable
     # Which file it is, is for the log.
-    why = os.strerror(error.errno or 0)
     return kind(
-        f"a store cannot be written now ({why}): try again later", retry_after_s=HELD_RETRY_S
+        f"a store cannot be written now ({os.strerror(code)}): try again later",
+        retry_after_s=HELD_RETRY_S,
     )
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """Return the number of an error of the system, which FAISS and others raise as text."""
+    if isinstance(error, OSError):
+        return error.errno
+    if not isinstance(error, RuntimeError):
+        return None
+    return next((n for n in (*_FULL_ERRNO, *_HELD_ERRNO) if os.strerror(n) in str(error)), None)
 
 
 # SQLite says one of these where a file beside the database cannot grow.
@@ -170,15 +179,12 @@ class DiskGuard:
         return self._reason
 
     def _is_full(self, error: BaseException) -> bool:
-        if isinstance(error, OSError):
-            return error.errno in _FULL_ERRNO
         if isinstance(error, sqlite3.Error):
             primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
             return primary == sqlite3.SQLITE_FULL or (
                 primary in _PERHAPS_FULL and shutil.disk_usage(self._folder).free < LITTLE_BYTES
             )
-        # FAISS and others raise it as text.
-        return isinstance(error, RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
+        return _errno_of(error) in _FULL_ERRNO
 
     def _describe(self) -> str:
         usage = shutil.disk_usage(self._folder)

@@ -84,6 +84,12 @@ def jobs_without_pens(connection: sa.Connection) -> None:
     connection.exec_driver_sql("CREATE INDEX jobs_by_sender ON jobs (tenant, sender)")
 
 
+def jobs_without_receipts_senders(connection: sa.Connection) -> None:
+    """Earlier receipts are of nobody's key."""
+    add_column(connection, "receipts", "sender", sa.Text, "")
+    connection.exec_driver_sql("CREATE INDEX receipts_by_sender ON receipts (tenant, sender)")
+
+
 def keys_from_0_1_0(connection: sa.Connection) -> None:
     """No key of release 0.1.0 is bound to an adapter."""
     add_column(connection, "keys", "adapter", sa.Text, "")
@@ -199,6 +205,8 @@ receipts = sa.Table(
     *required(sa.Double, "created"),
     sa.Column("completed", sa.Double),
     *required(sa.Text, "readers", default="[]"),
+    *required(sa.Text, "sender", default=""),
+    sa.Index("receipts_by_sender", "tenant", "sender"),
 )  # fmt: skip
 freed_files = sa.Table(
     "freed_files", metadata,
@@ -271,7 +279,8 @@ _OLDEST_KEYS = {
     )
 }  # fmt: skip
 _JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0,
-         "jobs_6": jobs_without_sources, "jobs_7": jobs_without_pens}  # fmt: skip
+         "jobs_6": jobs_without_sources, "jobs_7": jobs_without_pens,
+         "jobs_8": jobs_without_receipts_senders}  # fmt: skip
 _KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0, "keys_4": keys_without_pens}
 JOBS = Schema("jobs", metadata, "jobs_0", _JOBS, _OLDEST)
 KEYS = Schema("keys", _keys, "keys_0", _KEYS, _OLDEST_KEYS)

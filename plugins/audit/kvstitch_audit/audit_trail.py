@@ -103,6 +103,8 @@ ACTIONS: Final = {
     "POST /v1/chat/completions": "ask",
     "POST /v1/completions": "ask",
     "POST /v1/responses": "ask",
+    "POST /v1/messages": "ask",
+    "POST /v1/messages/count_tokens": "ask",
     "POST /v1/search": "search",
     "POST /v1/rerank": "rerank",
     "POST /v1/embeddings": "embed",

@@ -77,6 +77,14 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
         ("/v1/completions", {"json": {"prompt": [QUESTION, "And of Italy?"]}}, 200),
     ],
     "POST /v1/responses": [("/v1/responses", {"json": {"input": QUESTION}}, 200)],
+    "POST /v1/messages": [
+        ("/v1/messages", {"json": {"messages": SAID}}, 200),
+        ("/v1/messages", {"json": {"messages": SAID, "stream": True}}, 200),
+        ("/v1/messages", {"json": {"messages": []}}, 400),
+    ],
+    "POST /v1/messages/count_tokens": [
+        ("/v1/messages/count_tokens", {"json": {"messages": SAID}}, 200),
+    ],
     "POST /v1/search": [("/v1/search", {"json": {"query": QUESTION}}, 200)],
     "POST /v1/rerank": [("/v1/rerank", {"json": {"query": QUESTION, "documents": ["a"]}}, 409)],
     "POST /v1/embeddings": [("/v1/embeddings", {"json": {"input": "a"}}, 200)],

@@ -15,7 +15,7 @@ from kvstitch.records.answers import RankedBy, SearchResult
 from kvstitch.retriever.search import MAX_FUSED_SCORE
 from kvstitch.service.errors import InvalidRequest, KvstitchError
 from kvstitch.service.gateway.http.problems import sendable
-from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Unicode
+from kvstitch.service.gateway.schemas.fields import LenientModel, Unicode
 from kvstitch.service.gateway.schemas.search import SearchRequest
 
 Operator = Literal[
@@ -25,34 +25,26 @@ Operator = Literal[
 Value = Unicode | int | float | list[Unicode]
 
 
-class Condition(SentModel):
+class Condition(LenientModel):
     """`name` may be several fields (Dify's earlier documentation): one of them passes."""
-
-    model_config = LENIENT
 
     name: Unicode | Annotated[list[Unicode], Field(min_length=1)]
     comparison_operator: Operator
     value: Value | None = None
 
 
-class MetadataCondition(SentModel):
-    model_config = LENIENT
-
+class MetadataCondition(LenientModel):
     logical_operator: Literal["and", "or"] | None = None
     conditions: Annotated[list[Condition], Field(fail_fast=True)] | None = None
 
 
-class RetrievalSetting(SentModel):
-    model_config = LENIENT
-
+class RetrievalSetting(LenientModel):
     top_k: int = Field(ge=1)
     score_threshold: float = Field(0.0, ge=0, le=1, description="0: none")
 
 
-class RetrievalRequest(SentModel):
+class RetrievalRequest(LenientModel):
     """POST /retrieval; `knowledge_id` is the name of a collection."""
-
-    model_config = LENIENT
 
     knowledge_id: Annotated[Unicode, Field(min_length=1)]
     query: Unicode

@@ -73,7 +73,7 @@ class FolderSync:
             for source in sources
             if (digest := self.stored.get((self._collection, source.doc_id)))
             and source.root == self._root
-            and digest == _sha256(source.path)
+            and digest == _sha256(source)
         }
 
     def check(self, found: Found) -> None:
@@ -170,16 +170,16 @@ class FolderSync:
             new = self._collection, source.doc_id
             if source.lines or new in self.stored:
                 continue
-            digest = _sha256(source.path)
+            digest = _sha256(source)
             if of_bytes.get(digest, ("",))[0] == self._collection:
                 out.append((of_bytes.pop(digest), new))
         return out
 
 
-def _sha256(path: Path) -> str:
+def _sha256(source: SourceFile) -> str:
     """Return the digest of a file, of one that cannot be read that of nothing that is stored."""
     try:
-        with path.open("rb") as file:
+        with source.open() as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""

@@ -5,6 +5,7 @@ Of every file that is left out it is said why. A document that cannot be read fa
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -12,6 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ class SourceFile:
     path: Path
     doc_id: str
     root: Path = Path()  # the folder from which its name goes
+    named: bool = False  # whether it is one that somebody has named, which may be a link
 
     @classmethod
     def of(cls, path: Path, root: Path) -> SourceFile:
@@ -52,6 +55,34 @@ class SourceFile:
     @property
     def lines(self) -> bool:
         return self.path.suffix.lower() in LINES
+
+    def open(self) -> BufferedReader:
+        """Open it, as `open_below` does if it was found in a folder. Raises OSError."""
+        return self.path.open("rb") if self.named else open_below(self.root, self.path)
+
+
+def open_below(folder: Path, path: Path) -> BufferedReader:
+    """Open a regular file that, links followed, is below a folder. Raises OSError for any other,
+    also for one that took its place since it was looked at: on the way no link is followed."""
+    top, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    if not real.is_relative_to(top):
+        raise OSError(errno.EXDEV, OUTSIDE)
+    *above, name = real.relative_to(top).parts
+    at = os.open(top, os.O_DIRECTORY)
+    try:
+        for part in above:
+            below = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        # Without O_NONBLOCK a pipe would be waited for.
+        opened = os.open(name, os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    finally:
+        os.close(at)
+    file = os.fdopen(opened, "rb")
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "no regular file")
+    return file
 
 
 @dataclass(frozen=True)
@@ -104,7 +135,7 @@ class Found:
         """Take a file, unless it is empty or was taken under another name, or is a link to one that
         is not below the folder and was not `named` itself: whoever may write there may not read
         all that this command may."""
-        source = SourceFile.of(path, root)
+        source = replace(SourceFile.of(path, root), named=named)
         try:
             real, size = path.resolve(), path.stat().st_size
             outside = not real.is_relative_to(root.resolve())
@@ -230,7 +261,7 @@ def count(sources: Sequence[SourceFile]) -> int:
         lines = 0
         if source.lines:
             try:
-                with source.path.open("rb") as file:
+                with source.open() as file:
                     lines = sum(1 for line in file if line.strip())
             except OSError:
                 pass
@@ -278,7 +309,8 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
     if reason:
         return UnsendableDocument(doc_id, f"{path}: {reason}; rename it", reason)
     try:
-        content = path.read_bytes()
+        with source.open() as file:
+            content = file.read()
     except OSError as error:
         return unreadable(doc_id, path, error)
     media_type = media_type_of_suffix().get(path.suffix.lower(), "text/plain")
@@ -288,7 +320,7 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
 def _lines(source: SourceFile, metadata: dict[str, Any]) -> Iterator[Read]:
     some = False
     try:
-        with source.path.open("rb") as file:
+        with source.open() as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     some = True

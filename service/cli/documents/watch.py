@@ -284,7 +284,7 @@ def _unreadable(source: SourceFile) -> UnsendableDocument | None:
     """Return why a file cannot be read now; it is tried at every round, because rights may come
     back without a change of the file."""
     try:
-        source.path.open("rb").close()
+        source.open().close()
     except OSError as error:
         return unreadable(source.doc_id, source.path, error)
     return None

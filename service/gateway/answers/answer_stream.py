@@ -89,6 +89,11 @@ class AnswerStream:
     def id(self) -> str:
         return self.plan.generate.id
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that has ended the answer; empty: none has."""
+        return self._text.stopped_by
+
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Start the generation. Closing or cancelling the generator aborts it in the worker."""
         self._events = self._run()

@@ -152,6 +152,7 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.stopped = False
+        self.found = ""  # the stop string, once `stopped`
         self.passed = 0
 
     def push(self, text: str, *, ending: bool = True) -> str:
@@ -160,9 +161,10 @@ class StopStrings:
             return ""
         if ending:
             text, self._held = self._held + text, ""
-            found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+            found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
             if found:
-                self.stopped, text = True, text[: min(found)]
+                at, self.found = min(found)
+                self.stopped, text = True, text[:at]
             elif keep := max((overlap(text, stop) for stop in self._stops), default=0):
                 text, self._held = text[:-keep], text[-keep:]
         self.passed += len(text)
@@ -228,6 +230,10 @@ class AnswerText:
     @property
     def stopped(self) -> bool:
         return self._stops.stopped
+
+    @property
+    def stopped_by(self) -> str:
+        return self._stops.found
 
     def push(self, token: int) -> str:
         prefix, self._prefix = self._prefix, ""

@@ -17,8 +17,6 @@ from pydantic import (
 )
 
 STRICT = ConfigDict(extra="forbid", strict=True)
-# Other fields are kept, so that `http.openai.field_table` can say what becomes of each.
-LENIENT = ConfigDict(extra="allow", strict=True)
 MAX_UNKNOWN_FIELDS = 5  # that an error names; each costs several hundred bytes
 _TOLD = ("title", "description", "default", "examples")
 MAX_STOPS = 16
@@ -72,6 +70,12 @@ class StrictModel(SentModel):
     """Refuses unknown fields, and values of another type."""
 
     model_config = STRICT
+
+
+class LenientModel(SentModel):
+    """Keeps other fields, so that `http.openai.field_table` can say what becomes of each."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
 def _as_list(value: Any) -> Any:

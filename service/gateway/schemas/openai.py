@@ -6,16 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Stops, Unicode
+from kvstitch.service.gateway.schemas.fields import LenientModel, Stops, Unicode
 from kvstitch.service.gateway.schemas.generate import MAX_LOGPROBS, Choices, MethodChoice
 from kvstitch.service.gateway.tool_calls.tools import NAME_PATTERN
 
 MAX_CHOICES = 16
 
 
-class StreamOptions(SentModel):
-    model_config = LENIENT
-
+class StreamOptions(LenientModel):
     include_usage: bool | None = None
 
 
@@ -26,28 +24,22 @@ class Extension(Choices):
     include_citations: bool = Field(True, description="the answer's kvstitch object holds them")
 
 
-class JsonSchemaFormat(SentModel):
-    model_config = LENIENT
-
+class JsonSchemaFormat(LenientModel):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(SentModel):
+class ResponseFormat(LenientModel):
     """What an answer must be."""
-
-    model_config = LENIENT
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(SentModel):
+class StructuredOutputs(LenientModel):
     """vLLM's: exactly one of these."""
-
-    model_config = LENIENT
 
     json_: dict[str, JsonValue] | Unicode | None = Field(None, alias="json")
     regex: Unicode | None = None
@@ -56,10 +48,8 @@ class StructuredOutputs(SentModel):
     json_object: bool | None = None
 
 
-class CommonRequest(SentModel):
+class CommonRequest(LenientModel):
     """What every request for an answer has."""
-
-    model_config = LENIENT
 
     model: Unicode | None = Field(
         None,
@@ -99,19 +89,15 @@ class SampledRequest(CommonRequest):
     guided_grammar: Unicode | None = Field(None, description="vLLM's")
 
 
-class ContentPart(SentModel):
+class ContentPart(LenientModel):
     """A piece of a message; only texts are taken."""
-
-    model_config = LENIENT
 
     type: str
     text: Unicode | None = None
     refusal: Unicode | None = None
 
 
-class CalledFunction(SentModel):
-    model_config = LENIENT
-
+class CalledFunction(LenientModel):
     name: Unicode
     # As a kind of its own: `typing` remembers unions whatever their order, which would change here.
     arguments: Annotated[Unicode | dict[str, JsonValue], Field()] | None = Field(
@@ -119,10 +105,8 @@ class CalledFunction(SentModel):
     )
 
 
-class MessageToolCall(SentModel):
+class MessageToolCall(LenientModel):
     """A call that an earlier answer made."""
-
-    model_config = LENIENT
 
     id: Unicode | None = None
     type: Literal["function"] | None = "function"
@@ -130,9 +114,7 @@ class MessageToolCall(SentModel):
     index: int | None = Field(None, description="some clients leave it from a stream")
 
 
-class ChatMessage(SentModel):
-    model_config = LENIENT
-
+class ChatMessage(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Unicode | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
@@ -140,26 +122,20 @@ class ChatMessage(SentModel):
     refusal: Unicode | None = None
 
 
-class FunctionDefinition(SentModel):
+class FunctionDefinition(LenientModel):
     """A function that an answer may call."""
-
-    model_config = LENIENT
 
     name: str = Field(pattern=NAME_PATTERN)
     description: Unicode | None = None
     parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
 
 
-class ToolDefinition(SentModel):
-    model_config = LENIENT
-
+class ToolDefinition(LenientModel):
     type: str = "function"
     function: FunctionDefinition | None = None
 
 
-class NamedFunction(SentModel):
-    model_config = LENIENT
-
+class NamedFunction(LenientModel):
     name: str
 
 
@@ -167,16 +143,12 @@ class OfFunction(BaseModel):
     type: Literal["function"] = "function"
 
 
-class NamedTool(OfFunction, SentModel):
-    model_config = LENIENT
-
+class NamedTool(OfFunction, LenientModel):
     function: NamedFunction
 
 
-class OtherChoice(SentModel):
+class OtherChoice(LenientModel):
     """OpenAI's allowed_tools; any other is refused."""
-
-    model_config = LENIENT
 
     type: str
 
@@ -227,10 +199,8 @@ class InputPart(ContentPart):
 Parts = Annotated[list[InputPart], Field(fail_fast=True)]
 
 
-class InputItem(SentModel):
+class InputItem(LenientModel):
     """A message, a call that an earlier response made, or what a called function gave."""
-
-    model_config = LENIENT
 
     type: str = "message"
     id: Unicode | None = None
@@ -243,10 +213,8 @@ class InputItem(SentModel):
     output: Unicode | Parts | None = None
 
 
-class FunctionTool(SentModel):
+class FunctionTool(LenientModel):
     """A function that the answer may call."""
-
-    model_config = LENIENT
 
     type: str
     name: str | None = Field(None, pattern=NAME_PATTERN)
@@ -255,9 +223,7 @@ class FunctionTool(SentModel):
     strict: bool | None = None
 
 
-class FunctionChoice(SentModel):
-    model_config = LENIENT
-
+class FunctionChoice(LenientModel):
     type: Literal["function"]
     name: str
 
@@ -266,9 +232,7 @@ class TextFormat(JsonSchemaFormat):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class TextOptions(SentModel):
-    model_config = LENIENT
-
+class TextOptions(LenientModel):
     format: TextFormat | None = None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from kvstitch.service.gateway.schemas.fields import LENIENT, SentModel, Unicode
+from kvstitch.service.gateway.schemas.fields import LenientModel, Unicode
 from kvstitch.service.gateway.schemas.generate import SearchChoices
 
 
@@ -21,16 +21,12 @@ class SearchRequest(SearchChoices):
     include_text: bool = Field(True, description="results hold the passage's text")
 
 
-class RerankText(SentModel):
-    model_config = LENIENT
-
+class RerankText(LenientModel):
     text: Unicode
 
 
-class RerankRequest(SentModel):
+class RerankRequest(LenientModel):
     """POST /v1/rerank: texts in the order in which they answer `query`."""
-
-    model_config = LENIENT
 
     query: Unicode = Field(json_schema_extra={"pattern": r"\S"})
     documents: Annotated[list[Unicode | RerankText], Field(fail_fast=True)] = Field(
@@ -45,10 +41,8 @@ class RerankRequest(SentModel):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class EmbeddingsRequest(SentModel):
+class EmbeddingsRequest(LenientModel):
     """POST /v1/embeddings: vectors of the service's embedder, each of length 1."""
-
-    model_config = LENIENT
 
     input: (
         Unicode

@@ -29,7 +29,7 @@ from kvstitch.retriever import (
 )
 from kvstitch.retriever.errors import RetrieverError
 from kvstitch.service.errors import DiskFull, KvstitchError, WorkerUnavailable
-from kvstitch.service.gateway.data_folder import DiskGuard
+from kvstitch.service.gateway.data_folder import DiskGuard, not_usable
 from kvstitch.service.gateway.search.search_query import service_error
 from kvstitch.service.settings import Settings
 from kvstitch.service.shared.resources import behind_answers, give_back
@@ -175,6 +175,8 @@ class AsyncRetriever:
                 raise full from error
             if isinstance(error, RetrieverError):
                 raise service_error(error) from error
+            if (held := not_usable(error)) is not None:
+                raise held from error
             raise
 
     def _disk_full(self, error: Exception) -> DiskFull | None:

@@ -39,7 +39,7 @@ def document_scope(principal: Principal, collection: str | None) -> Scope:
     or changed for them goes through it. None means the default collection."""
     try:
         name = DEFAULT_SCOPE.collection if collection is None else collection
-        return Scope(principal.tenant, name, principal.view, principal.pen)
+        return Scope(principal.tenant, name, principal.view, principal.pen, principal.key_id)
     except InvalidQuery as error:
         raise service_error(error, field="collection") from error
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvstitch.service.gateway.documents.deletion import deletion_store
 from kvstitch.service.gateway.documents.jobs import job_store
 from tests.service.gateway.rig import Rig, running, until
 from tests.service.gateway.test_permissions import Create, member
@@ -96,6 +97,24 @@ def test_of_jobs_that_have_ended_the_newest_are_kept(
         rig.finished(jobs[-1])
     kept = [each["job_id"] for each in rig.http.get("/admin/jobs").json()["jobs"]]
     assert kept == [*jobs[:-4:-1], theirs], "two that have ended, the newest, and of others"
+    other.close()
+
+
+def test_of_receipts_the_newest_are_kept(
+    rig: Rig, create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that finds nothing leaves one, too."""
+    monkeypatch.setattr(deletion_store, "RECEIPTS_KEPT", 2)
+    other = member(rig, create, ["hr"]).http
+
+    def delete(who: httpx.Client) -> str:
+        reply = who.post("/admin/deletions", json={"doc_ids": ["nobody"]})
+        return str(reply.json()["receipt_id"])
+
+    theirs = delete(other)
+    receipts = [delete(rig.http) for _ in range(5)]
+    found = [rig.http.get(f"/admin/receipts/{one}").status_code for one in (theirs, *receipts)]
+    assert found == [200, 404, 404, 200, 200, 200], "two that were completed, and the last"
     other.close()
 
 

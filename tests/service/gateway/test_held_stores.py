@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 import pytest
 import redis
 
+from tests.postgresql_server import postgresql_server
 from tests.redis_server import redis_server
 from tests.service.gateway.rig import running, until
 
@@ -28,6 +29,13 @@ print("held", flush=True)
 sys.stdin.read()
 """
 WORDS = "The kettle has a lid and a handle. "
+# A superuser has all rights, so the table takes its own away by a trigger that says so.
+TAKE_AWAY = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE insufficient_privilege; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON kvstitch_service.jobs EXECUTE FUNCTION refuse()
+"""
+GIVE_BACK = "DROP FUNCTION IF EXISTS refuse CASCADE"
 
 
 @contextmanager
@@ -112,19 +120,110 @@ def test_a_limit_of_the_size_of_files(folder: Path, data: Path) -> None:
 def test_a_folder_of_uploads_that_is_read_only(folder: Path, data: Path) -> None:
     with running(folder, data) as rig:
         rig.ingest()
-        spool = str(data / "spool")
-        for command in (["mount", "--bind", spool, spool],
-                        ["mount", "-o", "remount,bind,ro", spool]):  # fmt: skip
-            if subprocess.run(command, capture_output=True).returncode:
-                pytest.skip("no file system can be mounted here")
-        try:
+        with read_only(spool := data / "spool"):
             started = time.monotonic()
             error = refused(rig.http.post("/admin/precompute", json=document(10_000)), started, 503)
             said = error["detail"]
-            assert "Read-only file system" in said and spool not in said
-        finally:
-            subprocess.run(["umount", "-l", spool], check=True)
+            assert "Read-only file system" in said and str(spool) not in said
         assert rig.ingest(document()["documents"])["state"] == "succeeded"
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A file system that somebody has mounted anew."""
+    for command in (["mount", "--bind", str(folder), str(folder)],
+                    ["mount", "-o", "remount,bind,ro", str(folder)]):  # fmt: skip
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_an_index_that_is_read_only(folder: Path, data: Path) -> None:
+    """Vectors are in the catalog, too: nothing is lost, and all goes on afterwards."""
+    with running(folder, data) as rig:
+        rig.ingest()
+        with read_only(data / "index"):
+            started = time.monotonic()
+            assert rig.ask(question="Is Bergen rainy?").status_code == 200
+            job = rig.http.post("/admin/precompute", json=document())
+            assert job.status_code == 202
+            reply = rig.http.delete("/admin/documents/oslo")
+            assert reply.status_code == 200 or refused(reply, started, 503)
+            assert time.monotonic() - started < WITHIN_S
+        assert rig.finished(job.json()["job_id"])["state"] == "succeeded"
+    with running(folder, data) as rig:
+        found = [one["doc_id"] for one in rig.http.get("/admin/documents").json()["documents"]]
+        assert {"kettle", "bergen", "rome"} <= set(found)
+        answer = rig.ask(question="kettle lid handle", include_text=True).json()
+        assert any(c["doc_id"] == "kettle" for c in answer["citations"])
+
+
+def test_keys_are_read_while_another_process_writes_them(
+    folder: Path, data: Path, create: Callable[..., str]
+) -> None:
+    key = {"Authorization": f"Bearer {create()}"}
+    with running(folder, data) as rig, locked(data / "keys.sqlite3"):
+        for _ in range(3):
+            started = time.monotonic()
+            assert rig.http.get("/admin/documents", headers=key).status_code == 200
+            assert rig.http.get("/admin/documents").status_code == 401
+            assert time.monotonic() - started < 5.0
+
+
+def test_encryption_keys_that_another_process_writes(folder: Path, data: Path) -> None:
+    """The first document of a tenant needs a key: its job waits, others are answered."""
+    with running(folder, data, encryption_key="ab" * 32) as rig:
+        assert rig.http.get("/admin/documents").status_code == 200
+        with locked(data / "encryption.sqlite3"):
+            started = time.monotonic()
+            reply = rig.http.post("/admin/precompute", json=document())
+            if reply.status_code != 202:
+                refused(reply, started, 503)
+            assert rig.http.get("/admin/documents").status_code == 200
+            assert time.monotonic() - started < WITHIN_S
+        assert rig.ingest(document()["documents"])["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("fault", ["read-only", "locked", "rights taken away"])
+def test_a_postgresql_that_somebody_else_holds(folder: Path, data: Path, fault: str) -> None:
+    """Read-only as after a failover; a table that an operator has locked; a role without rights."""
+    import psycopg
+
+    with postgresql_server() as server:
+        url = server.database()
+        with running(folder, data, database=url) as rig, psycopg.connect(url) as other:
+            rig.ingest()
+            if fault == "locked":
+                other.execute("LOCK TABLE kvstitch_service.jobs IN EXCLUSIVE MODE")
+            else:
+                value = "on" if fault == "read-only" else "off"
+                other.autocommit = True
+                other.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+                other.execute("SELECT pg_reload_conf()")
+                if fault != "read-only":
+                    other.execute(TAKE_AWAY)
+                time.sleep(1.0)
+            for method, path, body in (
+                ("POST", "/admin/precompute", document()),
+                *((("DELETE", "/admin/documents/oslo", None),) if fault == "read-only" else ()),
+            ):
+                started = time.monotonic()
+                error = refused(rig.http.request(method, path, json=body), started, 503)
+                assert error["code"] == "database_unavailable"
+            assert rig.http.get("/admin/documents/bergen").status_code == 200, "reading goes on"
+            if fault == "locked":
+                other.rollback()
+            else:
+                other.execute("SET default_transaction_read_only = off")
+                other.execute("ALTER SYSTEM RESET default_transaction_read_only")
+                other.execute("SELECT pg_reload_conf()")
+                other.execute(GIVE_BACK)
+            until(lambda: rig.http.post("/admin/precompute", json=document()).status_code == 202,
+                  "it is let go")  # fmt: skip
+            assert rig.http.delete("/admin/documents/oslo").status_code == 200
 
 
 def test_a_clock_that_is_set_back(

@@ -365,6 +365,8 @@ CALLS: dict[str, Calls] = {
     "POST /v1/chat/completions": chat("/v1/chat/completions", "messages"),
     "POST /v1/completions": chat("/v1/completions", "prompt"),
     "POST /v1/responses": chat("/v1/responses", "input"),
+    "POST /v1/messages": chat("/v1/messages", "messages"),
+    "POST /v1/messages/count_tokens": chat("/v1/messages/count_tokens", "messages"),
     "POST /v1/search": search,
     "GET /admin/documents": listing,
     "GET /admin/documents/{doc_id:path}": by_name("GET", "/admin/documents/{}"),
@@ -400,7 +402,13 @@ NOTHING_OF_DOCUMENTS = {
 
 def service_routes() -> set[str]:
     """All routes, as `GET /status`."""
-    found = {"POST /retrieval", "POST /mcp", "DELETE /mcp"}  # of plugins
+    found = {
+        "POST /retrieval",
+        "POST /mcp",
+        "DELETE /mcp",
+        "POST /v1/messages",
+        "POST /v1/messages/count_tokens",
+    }  # of plugins
     for module in iter_modules(kvstitch.service.gateway.http.routes.__path__):
         router = import_module(f"kvstitch.service.gateway.http.routes.{module.name}").router
         for route in router.routes:

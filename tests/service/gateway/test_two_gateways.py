@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from kvstitch.retriever import Scope
 from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
 from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
@@ -196,7 +197,7 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     _, away_deletions = member("away", "a1")
     (kv / "chunk").write_bytes(b"kv")
     targets = [ChunkKV("", "c", "d", n, [n]) for n in (1, 2)]
-    receipt_id = deletions.open_receipt("", "c", ["d"], targets)
+    receipt_id = deletions.open_receipt(Scope("", "c"), ["d"], targets)
     deletions.settle(deletions.pending_purges(9), {"ssd": 1})
     assert deletions.pending_purges(9) == [] and len(away_deletions.pending_purges(9)) == 2
 

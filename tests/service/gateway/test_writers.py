@@ -115,6 +115,7 @@ CHANGES_NO_DOCUMENT = {
     "POST /v1/rag/generate": "asks", "POST /v1/chat/completions": "asks",
     "POST /v1/completions": "asks", "POST /v1/responses": "asks", "POST /v1/search": "asks",
     "POST /v1/rerank": "asks", "POST /v1/embeddings": "asks", "POST /retrieval": "asks",
+    "POST /v1/messages": "asks", "POST /v1/messages/count_tokens": "asks",
     "POST /mcp": "its tools read", "DELETE /mcp": "of the sender's own session",
     "POST /admin/gate/reset": "of the whole service",
     "DELETE /admin/jobs/{job_id}": "of what is not stored yet; see below",

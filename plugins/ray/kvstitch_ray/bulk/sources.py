@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from kvstitch.service.cli.documents.sources import open_below
 from kvstitch.service.errors import InvalidRequest, InvalidSetting
 from kvstitch.service.gateway.documents.parsing.file_kinds import suffixes_in_folders
 
@@ -78,7 +79,7 @@ class LocalSource:
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         try:
-            with (self._root / name).open("rb") as file:
+            with open_below(self._root, self._root / name) as file:
                 file.seek(start)
                 return file.read(-1 if length is None else length)
         except OSError as error:
@@ -86,7 +87,7 @@ class LocalSource:
 
     def blocks(self, name: str) -> Iterator[bytes]:
         try:
-            with (self._root / name).open("rb") as file:
+            with open_below(self._root, self._root / name) as file:
                 while block := file.read(BLOCK_BYTES):
                     yield block
         except OSError as error:

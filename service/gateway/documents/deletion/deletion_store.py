@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from kvstitch.records.documents import Receipt
-from kvstitch.retriever.scope import EVERYBODY
+from kvstitch.retriever.scope import EVERYBODY, Scope
 from kvstitch.retriever.sql.expressions import among, upsert
 from kvstitch.service.gateway.documents import membership
 from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
@@ -28,6 +28,7 @@ from kvstitch.service.gateway.tables import confirmations, contents, purges, rec
 from kvstitch.service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100  # that a receipt names
+RECEIPTS_KEPT = 2000  # completed ones of one sender
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +51,19 @@ class DeletionStore:
 
     def open_receipt(
         self,
-        tenant: str,
-        collection: str,
+        scope: Scope,
         doc_ids: Sequence[str],
         targets: Sequence[ChunkKV],
         readers: Collection[str] = (),
     ) -> str:
         """Write a receipt and its pending purges, before the documents are removed; return its
-        id."""
+        id. Of the sender's completed ones the newest are kept."""
         receipt_id, now = uuid.uuid4().hex, time.time()
         row = {
             "receipt_id": receipt_id,
-            "tenant": tenant,
-            "collection": collection,
+            "tenant": scope.tenant,
+            "collection": scope.collection,
+            "sender": scope.sender,
             "doc_ids": json.dumps(list(doc_ids[:_MAX_DOC_IDS])),
             "documents": len(doc_ids),
             "chunks": sum(bool(target.ids) for target in targets),
@@ -72,8 +73,13 @@ class DeletionStore:
             "completed": None if targets else now,
             "readers": json.dumps(sorted(set(readers) - {EVERYBODY})),
         }
-        of_collection = sizes.c.tenant == tenant, sizes.c.collection == collection
+        tenant, own = scope.tenant, receipts.c.sender == scope.sender
+        of_collection = sizes.c.tenant == tenant, sizes.c.collection == scope.collection
+        ended = receipts.c.tenant == tenant, own, receipts.c.completed.is_not(None)
+        oldest = select(receipts.c.created).where(*ended).order_by(receipts.c.created.desc())
+        older = receipts.c.created <= oldest.offset(RECEIPTS_KEPT).limit(1).scalar_subquery()
         with self._database.write() as write:
+            write.execute(receipts.delete().where(*ended, older))
             write.execute(receipts.insert(), row)
             write.execute(sizes.delete().where(*of_collection, among(sizes.c.doc_id, doc_ids)))
             _insert_purges(write, targets, receipt_id)

@@ -133,9 +133,7 @@ class PurgeQueue:
         """Add purges under a receipt, before these documents are deleted; return its id. Only who
         may read all of them may read the receipt."""
         chunks = await self._chunks.to_purge(scope, doc_ids, together=True)
-        return await asyncio.to_thread(
-            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks, readers
-        )
+        return await asyncio.to_thread(self._store.open_receipt, scope, doc_ids, chunks, readers)
 
     @asynccontextmanager
     async def storing(self, chunks: Sequence[ChunkKV]) -> AsyncIterator[None]:

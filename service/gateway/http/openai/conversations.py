@@ -62,7 +62,8 @@ def tools_of_chat(body: ChatRequest, notes: Notes) -> ToolSet | None:
     tools = _callable(body.tools, _tool, notes)
     choice = body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None
-    return _tool_set(body, tools, named, name_field="function.name")
+    parallel = body.parallel_tool_calls is not False
+    return tool_set(tools, choice, named, parallel=parallel, name_field="function.name")
 
 
 def tools_of_response(body: ResponsesRequest, notes: Notes) -> ToolSet | None:
@@ -70,7 +71,7 @@ def tools_of_response(body: ResponsesRequest, notes: Notes) -> ToolSet | None:
     tools = _callable(body.tools, _flat_tool, notes)
     choice = body.tool_choice
     named = choice.name if isinstance(choice, FunctionChoice) else None
-    return _tool_set(body, tools, named, name_field="name")
+    return tool_set(tools, choice, named, parallel=body.parallel_tool_calls is not False)
 
 
 def _of_message(where: str, message: ChatMessage, notes: Notes) -> Turn:
@@ -215,10 +216,11 @@ def _flat_tool(where: str, tool: FunctionTool, notes: Notes) -> Tool:
     return Tool(tool.name, tool.description or "", tool.parameters)
 
 
-def _tool_set(
-    body: ChatRequest | ResponsesRequest, tools: list[Tool], named: str | None, *, name_field: str
+def tool_set(
+    tools: list[Tool], mode: Any, named: str | None, *, parallel: bool, name_field: str = "name"
 ) -> ToolSet | None:
-    """Return the tools that may be called; `named`: the only one that must be."""
+    """Return the tools that may be called as `mode` (OpenAI's tool_choice) says, None if none may;
+    `named`: the only one that must be."""
     names: set[str] = set()
     for number, tool in enumerate(tools):
         if tool.name in names:
@@ -229,7 +231,6 @@ def _tool_set(
         raise InvalidRequest(
             f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
         )
-    mode: Any = body.tool_choice
     if isinstance(mode, OtherChoice):
         mode, allowed = _allowed(mode)
         tools = [tool for tool in tools if tool.name in allowed]
@@ -237,7 +238,6 @@ def _tool_set(
         raise InvalidRequest("tool_choice needs functions: send tools", field="tool_choice")
     if not tools or mode == "none":
         return None
-    parallel = body.parallel_tool_calls is not False
     return ToolSet(tuple(tools), "required" if mode == "required" else "auto", named, parallel)
 
 

@@ -6,7 +6,7 @@ Every field is honoured, noted or refused, as `field_table` says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +57,8 @@ from kvstitch.service.messages.replies import Ready
 from kvstitch.service.prompt import Turn
 
 # Ours by the client's name, where the two differ.
-_RESPONSES_NAMES = {"max_tokens": "max_output_tokens"}
 _RENAMED = {"sampling_top_k": "top_k", "adapter": "model"}
+_RESPONSES_NAMES = {**_RENAMED, "max_tokens": "max_output_tokens"}
 _SAME_NAMES = (
     *("temperature", "top_p", "stream", "stop", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
@@ -124,7 +124,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
         "continue_final_message": _continues(body),
         "logprobs": _chat_logprobs(body),
     }
-    return _translated(
+    return translated(
         body, served, [turns], question="messages", form=form, fields=fields, notes=notes,
         tools=tools, seeds=_seeds(body),
     )  # fmt: skip
@@ -148,7 +148,7 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
         )
     fields = {**_sampling(body), "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     turns = [[Turn("user", text)] for text in texts]
-    return _translated(
+    return translated(
         body, served, turns, question="prompt", form=wanted_form(body), fields=fields, notes=notes,
         seeds=_seeds(body),
     )  # fmt: skip
@@ -173,12 +173,13 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
     given = {name: getattr(body, name) for name in same}
     fields = {name: value for name, value in given.items() if value is not None}
     fields["max_tokens"] = body.max_output_tokens
-    return _translated(
-        body, served, [turns], question="input", form=form, fields=fields, notes=notes, tools=tools
-    )
+    return translated(
+        body, served, [turns], question="input", form=form, fields=fields, notes=notes, tools=tools,
+        names=_RESPONSES_NAMES,
+    )  # fmt: skip
 
 
-def _translated(
+def translated(
     body: CommonRequest,
     served: Served,
     prompts: Sequence[Sequence[Turn]],
@@ -189,18 +190,20 @@ def _translated(
     notes: Sequence[str],
     tools: ToolSet | None = None,
     seeds: Sequence[int | None] = (None,),
+    names: Mapping[str, str] = _RENAMED,
 ) -> TranslatedRequest:
     """Return one request for each prompt and seed.
 
     Args:
         fields: Of GenerateRequest, without those that the model's name and `kvstitch` stand for.
         question: The field of `body` that holds the prompts.
+        names: Fields of GenerateRequest that `body` has under other names.
 
     Raises:
         InvalidRequest: A field is wrong; it has the client's name.
     """
     fields |= {**_common_fields(body, served), "guided": None if form is None else form.guided}
-    rename = _renaming(question, form)
+    rename = _renaming(question, form, names)
     try:
         requests: list[GenerateRequest] = [
             ConversationRequest.of(turns, tools, **fields, seed=seed)
@@ -261,25 +264,21 @@ def _named_model(name: str | None, served: Served) -> tuple[str | None, MethodCh
     return None if base == served.model else base, MethodChoice(method=method)
 
 
-def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
-    """Make a function from a field of GenerateRequest to its name in the client's request.
-
-    Args:
-        question: Name of the field that holds the question.
-        form: The form that the answer must have.
-    """
+def _renaming(
+    question: str, form: WantedForm | None, names: Mapping[str, str]
+) -> Callable[[str | None], str | None]:
+    """Make a function from a field of GenerateRequest to its name in the client's request, where
+    `question` holds the question, and `form` is the form that the answer must have."""
 
     def rename(name: str | None) -> str | None:
         root = re.split(r"[.\[]", name or "")[0]
         if root in ("question", "messages"):
             return question
-        if question == "input" and name in _RESPONSES_NAMES:
-            return _RESPONSES_NAMES[name]
         if root == "guided" and form is not None:
             return form.field
         if root in Extension.model_fields:
             return f"kvstitch.{name}"
-        return _RENAMED.get(root, name and name.removesuffix(".[key]"))  # pydantic's word
+        return names.get(root, name and name.removesuffix(".[key]"))  # pydantic's word
 
     return rename
 

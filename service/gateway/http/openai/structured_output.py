@@ -52,9 +52,10 @@ def wanted_form(body: SampledRequest) -> WantedForm | None:
     return found[0] if found else None
 
 
-def form_of_text(options: TextOptions | None) -> WantedForm | None:
-    """Return the form that `text` of the Responses API asks for, None for any."""
-    found = [] if options is None else _of_format("text.format", options.format)
+def form_of_text(options: TextOptions | None, field: str = "text.format") -> WantedForm | None:
+    """Return the form that `text` of the Responses API, or what is like it, asks for, None for any;
+    `field`: where its format stands."""
+    found = [] if options is None else _of_format(field, options.format)
     return found[0] if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -119,7 +120,7 @@ async def chat(
     body: ChatRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Answer the last user message from documents that are searched for it."""
-    return await _answer(request, gateway, call, from_chat(body, _served_model(gateway)))
+    return await answer_asked(request, gateway, call, from_chat(body, served_model(gateway)))
 
 
 @router.post("/completions", response_model=Completion, tags=["OpenAI"])
@@ -128,7 +129,7 @@ async def completions(
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
     call = replace(call, operation="text_completion")
-    return await _answer(request, gateway, call, from_completion(body, _served_model(gateway)))
+    return await answer_asked(request, gateway, call, from_completion(body, served_model(gateway)))
 
 
 @router.post("/responses", response_model=ResponseObject, tags=["OpenAI"])
@@ -136,25 +137,34 @@ async def responses(
     body: ResponsesRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Answer the last text of the user from documents that are searched for it."""
-    return await _answer(request, gateway, call, from_responses(body, _served_model(gateway)))
+    return await answer_asked(request, gateway, call, from_responses(body, served_model(gateway)))
 
 
-def _served_model(gateway: Gateway) -> Served:
+def served_model(gateway: Gateway) -> Served:
+    """Return what requests are translated for. Raises WorkerUnavailable."""
     prompts = gateway.prompts
     ready, strict = gateway.worker.require(), gateway.settings.strict_fields
     return Served(prompts.model, prompts.tool_form, ready, strict)
 
 
-async def _answer(
-    request: Request, gateway: Gateway, call: CallContext, asked: TranslatedRequest
+def _of_openai(envelope: Envelope, group: AnswerGroup) -> AnswerWriter:
+    body = envelope.asked.body
+    if isinstance(body, ResponsesRequest):
+        return ResponseWriter(envelope, body)
+    return CompletionWriter(envelope)
+
+
+async def answer_asked(
+    request: Request,
+    gateway: Gateway,
+    call: CallContext,
+    asked: TranslatedRequest,
+    written: Callable[[Envelope, AnswerGroup], AnswerWriter] = _of_openai,
 ) -> Response:
-    """Respond in OpenAI's form; errors name the request's fields as the client has sent them."""
+    """Respond in a client's form; errors name the request's fields as the client has sent them."""
 
     def writer(group: AnswerGroup) -> AnswerWriter:
-        envelope = Envelope(group.answers[0].id, asked, str(request.base_url))
-        if isinstance(asked.body, ResponsesRequest):
-            return ResponseWriter(envelope, asked.body)
-        return CompletionWriter(envelope)
+        return written(Envelope(group.answers[0].id, asked, str(request.base_url)), group)
 
     try:
         return warned(await answer(request, gateway, call, asked.requests, writer), asked.notes)

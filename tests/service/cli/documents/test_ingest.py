@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstitch.client import Client
 from kvstitch.service.cli import main
+from kvstitch.service.cli.documents.folder_sync import _sha256 as sync_digest
 from kvstitch.service.cli.documents.sending import batches, submit
 from kvstitch.service.cli.documents.sources import (
     COMPANION,
@@ -21,6 +25,7 @@ from kvstitch.service.cli.documents.sources import (
     SkippedFile,
     UnsendableDocument,
     count,
+    open_below,
     read,
     scan,
 )
@@ -130,6 +135,63 @@ def test_links_out_of_the_folder_and_hidden_files_are_skipped_and_named(tmp_path
     assert hidden == {"own.txt", "again.txt", ".env.txt", ".private/key.txt"}
     # What somebody names is meant.
     assert [s.doc_id for s in scan([str(folder / "absolute.txt")]).sources] == ["absolute.txt"]
+
+
+def test_what_takes_a_file_s_place_after_the_scan_is_not_read(tmp_path: Path) -> None:
+    """Whoever may write there swaps a file, or a folder on the way to it, for a link or a pipe."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "a.txt").write_text("secret")
+    (secret / "rows.jsonl").write_text('{"doc_id": "x", "text": "secret"}')
+    folder = tmp_path / "folder"
+    for name in ("one", "two", "three"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.txt").write_text("own")
+    (folder / "rows.jsonl").write_text('{"doc_id": "y", "text": "own"}')
+    seen = scan([str(folder)])
+    assert len(seen.sources) == 4
+    (folder / "one" / "a.txt").unlink()
+    (folder / "one" / "a.txt").symlink_to(secret / "a.txt")
+    shutil.rmtree(folder / "two")
+    (folder / "two").symlink_to(secret)
+    (folder / "three" / "a.txt").unlink()
+    os.mkfifo(folder / "three" / "a.txt")
+    (folder / "rows.jsonl").unlink()
+    (folder / "rows.jsonl").symlink_to(secret / "rows.jsonl")
+    assert count(seen.sources) == 4
+    documents = list(read(seen.sources, {}))
+    said = {d.doc_id: d.reason for d in documents if isinstance(d, UnsendableDocument)}
+    out = f"cannot be read: {OUTSIDE}"
+    assert said == {"one/a.txt": out, "two/a.txt": out, "rows.jsonl": out,
+                    "three/a.txt": "cannot be read: no regular file"}  # fmt: skip
+    assert len(documents) == 4 and not sync_digest(seen.sources[0])
+
+
+def test_a_link_that_is_made_while_a_file_is_opened_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The narrowest race: the path has been looked at, and is not open yet."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "a.txt").write_text("secret")
+    real = os.path.realpath
+    for swapped in ("below", "below/a.txt"):
+        folder = tmp_path / swapped.replace("/", "_")
+        (folder / "below").mkdir(parents=True)
+        file = folder / "below" / "a.txt"
+        file.write_text("own")
+
+        def swap(path: Any, folder: Path = folder, swapped: str = swapped) -> str:
+            found = real(path)
+            if str(path).endswith("a.txt") and not (folder / swapped).is_symlink():
+                (folder / swapped).rename(folder / "away")
+                (folder / swapped).symlink_to(real(tmp_path / Path("secret") / swapped[6:]))
+            return found
+
+        monkeypatch.setattr(os.path, "realpath", swap)
+        with pytest.raises(OSError):
+            open_below(folder, file)
+        monkeypatch.undo()
+        assert (folder / "below" / "a.txt").read_text() == "secret", "it was in time"
 
 
 def test_batches_are_of_one_kind_and_bounded() -> None:

@@ -202,7 +202,7 @@ def test_a_receipt_is_complete_when_its_purges_are_made(opened: ServiceDatabase)
     deletions = DeletionStore(opened)
     targets = [ChunkKV("t", "c", "d", number, [1, 2, number]) for number in (1, 2, 3)]
     deletions.record_contents(targets)
-    receipt_id = deletions.open_receipt("t", "c", ["d"], targets)
+    receipt_id = deletions.open_receipt(Scope("t", "c"), ["d"], targets)
     assert deletions.receipt(receipt_id, "other") is None
     first, second, third = deletions.pending_purges(9, receipt_id)
     assert (first.ids, first.chunk_id) == ([1, 2, 1], 1)

@@ -16,6 +16,7 @@ from kvstitch.service.gateway.http.openapi import examples
 from kvstitch.service.gateway.schemas.fields import SentModel
 from kvstitch_dify.translation import RetrievalRequest
 from kvstitch_mcp.schemas import DocumentsArguments, Places
+from kvstitch_messages.schemas import MessagesRequest
 
 Body = type[BaseModel]
 
@@ -43,7 +44,8 @@ def inside(annotation: Any) -> Iterator[Body]:
 
 
 BODIES = dict(bodies())
-MODELS = {one for body in (*BODIES.values(), RetrievalRequest, DocumentsArguments, Places)
+MODELS = {one for body in (*BODIES.values(), RetrievalRequest, DocumentsArguments, Places,
+                           MessagesRequest)
           for one in inside(body)}  # fmt: skip
 
 

@@ -1,0 +1,3 @@
+from tests.service.gateway.conftest import create, folder, rig, shared
+
+__all__ = ["create", "folder", "rig", "shared"]
