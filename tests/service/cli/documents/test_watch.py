@@ -208,15 +208,15 @@ def test_a_file_that_cannot_be_read_is_tried_until_it_can(
     """Rights come back without a change of the file; root reads whatever they are."""
     rounds()
     (docs / "a.txt").write_text("one, changed")
-    opened = Path.open
+    opened = os.open
 
-    def refused(self: Path, *args: Any, **more: Any) -> Any:
-        if self.name == "a.txt":
+    def refused(path: Any, *args: Any, **more: Any) -> int:
+        if path == "a.txt":
             raise PermissionError(13, "Permission denied")
-        return opened(self, *args, **more)
+        return opened(path, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refused)
+        patch.setattr(os, "open", refused)
         (said,) = [event for _ in range(4) for event in rounds()]
     assert said["failed_by_reason"] == {"cannot be read: Permission denied": 1}
     assert stored(rig)["a.txt"] == "one"
