@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
         begins=encoder.answer_prefix, step_tokens=args.context,
     )  # fmt: skip
     with ExitStack() as opened:
-        vllm: OwnProcess = opened.enter_context(_running(ConnectedVllm(conditions), say))
+        vllm: VllmServer = opened.enter_context(_running(ConnectedVllm(conditions), say))
         handing = opened.enter_context(_running(HandingKvstitch(SCOUT, conditions, vllm.url), say))
         own = opened.enter_context(_running(HandingKvstitch(VANILLA, conditions, ""), say))
         found = sources(natural_questions.load("test"))
@@ -137,7 +137,11 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
         for server in (vllm, handing, own):
             for prompt in rounds["1K"].warm_up():
                 ask(server, prompt, 2)
-        result: dict[str, Any] = {"model": args.model.name, "seed": args.seed, **describe()}
+        about = vllm.about()
+        result: dict[str, Any] = {
+            "model": args.model.name, "seed": args.seed, **describe(),
+            "vLLM": f"{about.version}, {about.settings}",
+        }  # fmt: skip
         for name, number in (("1K", args.prompts), ("4K", (args.prompts + 1) // 2)):
             made = rounds[name].made(args.seed)
             rows = []

@@ -93,6 +93,7 @@ class HandedOver(Message, frozen=True):
     place: str  # its name in shared memory; empty: it does not fit there
     tokens: int
     end_ids: list[int]  # tokens that end an answer
+    check: bool = False  # whether the gate waits for a `Compared`
 
 
 class Done(Message, frozen=True):

@@ -200,6 +200,14 @@ class Purge(OfChunks, frozen=True):
     prompts: list[list[int]] = []  # further texts, whose prompts alone are deleted
 
 
+class Compared(Message, frozen=True):
+    """The check of a `HandedOver` that asked for one. No reply."""
+
+    id: str
+    kl: float  # of the first token's distributions, full prefill's ‖ the answer's, in nats
+    agrees: bool
+
+
 class AskGate(Message, frozen=True):
     """Say how methods stand at the correctness gate. Reply: `GateStates`."""
 
@@ -230,6 +238,7 @@ ToWorker = (
     | Prefetch
     | Precompute
     | Purge
+    | Compared
     | AskGate
     | AskHoldings
     | Shutdown

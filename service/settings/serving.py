@@ -156,7 +156,7 @@ class ProcessSettings(BaseModel):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="only 1: a worker computes on one device",
+        description="only 1; several GPUs: vLLM",
     )
     threads: int = Field(0, ge=0, description="CPU threads of a worker; 0: its share of the cores")
     pool_tokens: int = Field(0, ge=0, description="KV pool of running prompts; 0: derived")
@@ -210,9 +210,8 @@ class ProcessSettings(BaseModel):
     def _on_one_device(cls, value: int) -> int:
         if value > 1:
             raise ValueError(
-                "a model is not split over devices any more: give every GPU a worker of its own "
-                "(--workers 2 --device cuda:0,cuda:1), or serve a model that is too large for one "
-                "by an engine that splits it, as vLLM does"
+                "several GPUs: vLLM (--engine vllm, plugins/vllm/README.md), or a worker for "
+                "each (--workers 2 --device cuda:0,cuda:1)"
             )
         return value
 

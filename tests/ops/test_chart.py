@@ -172,6 +172,26 @@ def test_a_gpu_is_asked_for_and_the_device_set(rendered: Rendered) -> None:
     assert [c["spec"].get("storageClassName") for c in claims] == [None, "local-nvme"]
 
 
+def test_vllm_has_the_server_s_model_and_shared_memory(rendered: Rendered) -> None:
+    pod = server(rendered["vllm"])
+    own, vllm = pod["containers"]
+    found = [{m["name"]: m["mountPath"] for m in each["volumeMounts"]} for each in (own, vllm)]
+    assert {name: found[0][name] for name in ("shm", "models")} == {
+        name: found[1][name] for name in ("shm", "models")
+    }
+    settings = environment(rendered["vllm"])
+    given = dict(each.removeprefix("--").split("=", 1) for each in vllm["args"] if "=" in each)
+    assert settings["KVSTITCH_ENGINE_URL"] == f"http://{given['host']}:{given['port']}"
+    assert settings["KVSTITCH_MODEL"] == given["model"]
+    assert settings["KVSTITCH_DTYPE"] == given["dtype"]
+    assert vllm["args"][-2:] == ["--tensor-parallel-size", "2"]
+    assert json.loads(given["kv-transfer-config"])["kv_load_failure_policy"] == "recompute"
+    (copies,) = pod["initContainers"]
+    assert copies["image"] == own["image"]
+    (volume,) = copies["volumeMounts"]
+    assert {"name": "PYTHONPATH", "value": volume["mountPath"]} in vllm["env"]
+
+
 def test_no_secret_is_rendered_where_secrets_exist(rendered: Rendered) -> None:
     for case in ("existing-secrets", "hardened"):
         assert not [o for o in rendered[case]["objects"] if o["kind"] == "Secret"]

@@ -30,10 +30,13 @@ TYPOS = [
     ("fleet: {secret: {value: short}}", "secret"),
     ("settings: {worker_addresses: 'tcp://a:5700'}", "worker_addresses"),
     ("ray: {version: latest}", "version"),
+    ("vllm: {image: {tagg: x}}", "tagg"),
     ("bulk: {args: all}", "args"),
 ]
 FLEET = "database: {existingSecret: d}, fleet: {enabled: true}"
 IMPOSSIBLE = [
+    ("vllm: {enabled: true}", "set model.existingClaim"),
+    (f"{{{FLEET}, vllm: {{enabled: true}}}}", "without fleet.enabled"),
     ("server: {replicas: 2}", "corpus.enabled"),
     ("autoscaling: {hpa: {enabled: true}}", "corpus.enabled"),
     ("corpus: {enabled: true}", "corpus.existingClaim or corpus.configMap"),

@@ -15,7 +15,7 @@ import yaml
 from kvstitch.service.settings import all_settings, load
 from tests.ops import tools
 
-PROFILES = ("", "gpu", "monitoring", "load", "fleet", "gpu,monitoring,load,fleet")
+PROFILES = ("", "gpu", "monitoring", "load", "fleet", "vllm", "gpu,monitoring,load,fleet,vllm")
 # Passed to the service only where the one who starts it has set them.
 PASSED_ON = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 DEFAULT = {"kvstitch", "corpus", "redis"}
@@ -25,6 +25,7 @@ ADDED = {
     "monitoring": {"prometheus", "grafana"},
     "load": {"load"},
     "fleet": {"database", "proxy", *GATEWAYS, *WORKERS},
+    "vllm": {"kvstitch-vllm", "vllm"},
 }
 # Settings of gateways and workers that are on several machines.
 BETWEEN = {"KVSTITCH_WORKER_ADDRESSES", "KVSTITCH_FLEET_SECRET"}
@@ -75,7 +76,7 @@ def test_every_service_is_confined(everything: dict[str, Any]) -> None:
                 assert volume["read_only"], (name, volume)
 
 
-@pytest.mark.parametrize("name", ["kvstitch", "kvstitch-gpu"])
+@pytest.mark.parametrize("name", ["kvstitch", "kvstitch-gpu", "kvstitch-vllm"])
 def test_the_service_accepts_its_environment(
     everything: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,20 @@ def test_the_service_accepts_its_environment(
     assert settings.redis_url == "redis://redis:6379/0"
     grace = int(re.fullmatch(r"1m(\d+)s", service["stop_grace_period"])[1]) + 60  # type: ignore[index]
     assert grace >= settings.drain_timeout_s + 15
+
+
+def test_vllm_is_handed_what_the_service_hands_over(everything: dict[str, Any]) -> None:
+    service, vllm = (everything["services"][name] for name in ("kvstitch-vllm", "vllm"))
+    given = dict(each.removeprefix("--").split("=", 1) for each in vllm["command"] if "=" in each)
+    environment = service["environment"]
+    assert environment["KVSTITCH_ENGINE_URL"] == f"http://vllm:{given['port']}"
+    assert environment["KVSTITCH_MODEL"] == given["model"]
+    assert environment["KVSTITCH_DTYPE"] == given["dtype"]
+    folder = json.loads(given["kv-transfer-config"])["kv_connector_extra_config"]["folder"]
+    assert environment["KVSTITCH_HAND_OVER_DIR"] == folder
+    mounts = [{v["target"]: v["source"] for v in each["volumes"]} for each in (service, vllm)]
+    assert mounts[0][folder] == mounts[1][folder] == "hand-over"
+    assert mounts[0]["/models"] == mounts[1]["/models"]
 
 
 @pytest.mark.parametrize("name", [*GATEWAYS, *WORKERS])

@@ -191,7 +191,7 @@ securityContext:
 {{- fail "fleet.worker.ssd.type=hostPath needs fleet.worker.ssd.hostPath, a folder of the node that user 10001 may write" -}}
 {{- end -}}
 {{- if and (eq $v.fleet.worker.device "cuda") (ne (int $v.fleet.worker.gpu.count) 1) -}}
-{{- fail "fleet.worker.gpu.count must be 1: a worker computes on one GPU, and several GPUs are for as many workers (fleet.worker.replicas)" -}}
+{{- fail "fleet.worker.gpu.count must be 1: several GPUs are for as many workers (fleet.worker.replicas), or for vLLM (vllm.enabled)" -}}
 {{- end -}}
 {{- if lt (int $v.fleet.worker.terminationGracePeriodSeconds) (add (include "kvstitch.drain" . | int) 30) -}}
 {{- fail "fleet.worker.terminationGracePeriodSeconds must exceed settings.drain_timeout_s by 30: a worker finishes its answers, then writes what it holds" -}}

@@ -152,6 +152,9 @@ priorityClassName: {{ . }}
 {{- if and .Values.model.source (not .Values.model.existingClaim) (not .Values.model.download) -}}
 {{- fail "model.source: give model.existingClaim with the folder, or model.download=true for a Hugging Face id" -}}
 {{- end -}}
+{{- if and .Values.vllm.enabled (or .Values.fleet.enabled (not .Values.model.existingClaim)) -}}
+{{- fail "vllm.enabled: it is in the server's pod, so without fleet.enabled, and reads the same folder: set model.existingClaim and model.source" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Environment from Secrets, and the operator's own. */}}

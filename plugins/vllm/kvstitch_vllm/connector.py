@@ -5,14 +5,17 @@
         "kv_load_failure_policy": "recompute"}'
 
 A request names a segment: `kv_transfer_params={"kvstitch": {"place": …}}`. The scheduler claims all
-of its tokens but the prompt's last, so that one is computed; each rank writes its heads of them to
-vLLM's paged cache. What cannot be loaded is reported, and vLLM computes it. With `{"kvstitch":
-{"check": WEIGHTS}}` the answer says whether this vLLM can be handed KV of these weights.
+of its tokens but the prompt's last, so that one is computed; each rank writes its heads of a layer
+to vLLM's paged cache when that layer is due. What cannot be loaded is reported, and vLLM computes
+it. With `{"kvstitch": {"check": WEIGHTS}}` the answer says whether this vLLM can be handed KV of
+these weights.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +49,25 @@ class Loads(base.KVConnectorMetadata):  # type: ignore[misc]
     of: list[Load] = field(default_factory=list)
 
 
+@dataclass
+class Opened:
+    """A load under way: data `[layers, 2, kv_heads, tokens, head_dim]`, and where its tokens go."""
+
+    load: Load
+    kv_heads: int
+    data: Tensor
+    slots: Tensor
+    numbers: dict[str, int]  # of layers
+
+    def write(self, name: str, layer: Any) -> None:
+        cache, impl = layer.kv_cache, layer.impl
+        heads = _heads_of_rank(self.kv_heads, impl.num_kv_heads)
+        rows = self.data[self.numbers[name], :, heads, self.load.first : self.load.end]
+        k, v = (each.contiguous().to(cache.device) for each in rows.transpose(1, 2).unbind())
+        # The backend's own way into its cache: layouts differ by processor.
+        impl.do_kv_cache_update(layer, k, v, cache, self.slots.to(cache.device))
+
+
 class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
     """One in the scheduler, which decides, and one in each worker, which loads."""
 
@@ -73,7 +95,10 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
         self._next = Loads()
         scheduler = role == base.KVConnectorRole.SCHEDULER
         self._weights = weights_of(model.model) if scheduler else ""
-        self._failed: set[int] = set()  # a worker's: blocks that could not be filled
+        # A worker's: blocks that could not be filled, and what this step loads into which layers.
+        self._failed: set[int] = set()
+        self._opened: list[Opened] = []
+        self._due: dict[str, Any] = {}
 
     # -- in the scheduler -------------------------------------------------------------------------
 
@@ -127,32 +152,49 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
         loads = self._get_connector_metadata()
         assert isinstance(loads, Loads)
         found = forward_context.no_compile_layers.items() if loads.of else ()
-        layers = {n: each for n, each in found if isinstance(getattr(each, "kv_cache", 0), Tensor)}
+        self._due = {
+            n: each for n, each in found if isinstance(getattr(each, "kv_cache", 0), Tensor)
+        }
         for load in loads.of:
-            try:
-                self._load(load, layers)
-            except Exception as error:
-                logger.error("%s could not be loaded, it is computed: %r", load.place, error)
-                blocks = slice(load.first // self._block, -(-load.end // self._block))
-                self._failed.update(load.blocks[blocks])
+            with self._or_failed(load):
+                self._opened.append(self._open(load))
+        # A graph of the whole step asks for no layer.
+        mode = getattr(forward_context, "cudagraph_runtime_mode", None)
+        if getattr(mode, "name", "") == "FULL":
+            for name in list(self._due):
+                self.wait_for_layer_load(name)
 
-    def _load(self, load: Load, layers: dict[str, Any]) -> None:
+    def _open(self, load: Load) -> Opened:
         header, data = read(self._folder, load.place)
         at = torch.arange(load.first, load.end)
         slots = torch.tensor(load.blocks)[at // self._block] * self._block + at % self._block
-        numbers = {name: int(found[1]) for name in layers if (found := LAYER.search(name))}
-        if len(numbers) != len(layers) or max(numbers.values()) >= header.layers:
-            raise NoSegment(f"vLLM's layers {sorted(layers)} are not those of its KV")
-        for name, layer in layers.items():
-            cache, impl = layer.kv_cache, layer.impl
-            heads = _heads_of_rank(header.kv_heads, impl.num_kv_heads)
-            k, v = data[numbers[name], :, heads, load.first : load.end].transpose(1, 2).unbind()
-            k, v, to = k.contiguous(), v.contiguous(), cache.device
-            # The backend's own way into its cache: layouts differ by processor.
-            impl.do_kv_cache_update(layer, k.to(to), v.to(to), cache, slots.to(to))
+        numbers = {name: int(found[1]) for name in self._due if (found := LAYER.search(name))}
+        if len(numbers) != len(self._due) or max(numbers.values()) >= header.layers:
+            raise NoSegment(f"vLLM's layers {sorted(self._due)} are not those of its KV")
+        return Opened(load, header.kv_heads, data, slots, numbers)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return  # `start_load_kv` has put the copies of all layers before what is computed
+        if (layer := self._due.pop(layer_name, None)) is None:
+            return
+        for opened in self._opened:
+            with self._or_failed(opened.load):
+                opened.write(layer_name, layer)
+
+    def wait_for_save(self) -> None:
+        for opened in self._opened if self._due else ():
+            with self._or_failed(opened.load):
+                raise NoSegment(f"vLLM has not asked for the layers {sorted(self._due)}")
+        self._opened, self._due = [], {}
+
+    @contextmanager
+    def _or_failed(self, load: Load) -> Iterator[None]:
+        """Have vLLM compute what could not be loaded."""
+        try:
+            yield
+        except Exception as error:
+            logger.error("%s could not be loaded, it is computed: %r", load.place, error)
+            blocks = slice(load.first // self._block, -(-load.end // self._block))
+            self._failed.update(load.blocks[blocks])
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed = self._failed, set()
@@ -161,9 +203,6 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        return
-
-    def wait_for_save(self) -> None:
         return
 
 

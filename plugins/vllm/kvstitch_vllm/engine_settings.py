@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from kvstitch.service.settings.fields import ADDRESS
 
@@ -18,7 +18,7 @@ class EngineSettings(BaseModel):
     engine_url: str = Field(
         "",
         pattern=r"^(https?://[^\s]+)?$",
-        description="of vLLM's OpenAI server, as http://127.0.0.1:8001",
+        description="of vLLM's OpenAI server, as http://127.0.0.1:8001; none: one is started",
         repr=False,
         json_schema_extra=ADDRESS | {"option": "--engine-url"},
     )
@@ -30,8 +30,9 @@ class EngineSettings(BaseModel):
         "/dev/shm", description="shared memory, as the connector's `folder` names it"
     )
 
-    @model_validator(mode="after")
-    def _url_of_vllm(self) -> EngineSettings:
-        if self.engine == "vllm" and not self.engine_url:
-            raise ValueError("engine vllm needs engine_url: where vLLM's OpenAI server is")
-        return self
+    vllm_python: str = Field(
+        "",
+        description="Python of an environment with vLLM, of which one is started; none: "
+        "kvstitch's own",
+    )
+    vllm_args: str = Field("", description="more options of a vLLM that is started")

@@ -30,6 +30,8 @@ from kvstitch.service.messages.replies import Done, Failed, HandedOver, Ready, T
 from kvstitch.service.messages.reports import Report
 from kvstitch.service.messages.requests import Generate, Sampling
 from kvstitch.service.plugins import GatewayPart
+from kvstitch_vllm.comparisons import TOP, Comparisons, Likely, as_asked
+from kvstitch_vllm.own_vllm import OwnVllm
 from kvstitch_vllm.vllm_api import AGAIN_S, Ended, Served, VllmApi, body_of
 from kvstitch_vllm.weights import weights_of
 
@@ -46,14 +48,17 @@ class VllmWorker(GatewayPart):
     def __init__(self, settings: Any, model_folder: Path, worker: Worker) -> None:
         self._worker = worker
         self._weights = weights_of(model_folder)
-        self._api = VllmApi(settings.engine_url, settings.engine_api_key, settings.engine_timeout_s)
+        self._own = own = None if settings.engine_url else OwnVllm(settings, model_folder)
+        url, key = (own.url, own.api_key) if own else (settings.engine_url, settings.engine_api_key)
+        self._api = VllmApi(url, key, settings.engine_timeout_s)
+        self._comparisons = Comparisons(self._api, worker)
         self._secret = secrets.token_bytes(32)
         self._served: Served | None = None
         self._why = f"vLLM at {self._api.url} has not been asked yet"
         self._known: tuple[Ready, Served, Ready] | None = None
         # By request: tokens of vLLM and its end, an error, or the reason of an abort.
         self._coming: dict[str, asyncio.Queue[TokenItem | Ended | KvstitchError | str]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
@@ -87,25 +92,31 @@ class VllmWorker(GatewayPart):
         return ready
 
     async def start(self) -> None:
-        self._watching = asyncio.create_task(self._watch())
+        work = (self._watch(), self._comparisons.run())
+        self._tasks = [asyncio.create_task(each) for each in work]
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._api.close()
+        if self._own:
+            await self._own.close()
 
     async def _watch(self) -> None:
         """Ask vLLM until it can be used, and again when it was lost."""
         while True:
-            if self._served is None and (ready := self._worker.ready) is not None:
+            ready = self._worker.ready
+            if self._own and ready is not None and await self._own.keep(ready.model.dtype):
+                self._served = None
+            if self._served is None and ready is not None:
                 try:
                     self._served = await self._api.check(self._weights, ready.model.dtype)
                     logger.info("vLLM at %s decodes", self._api.url)
                 except KvstitchError as error:
-                    if error.message != self._why:
+                    if not self._own and error.message != self._why:
                         logger.warning("%s", error.message)
-                    self._why = error.message
+                    self._why = error.message + (self._own.said() if self._own else "")
             await asyncio.sleep(CHECK_S)
 
     # -- answers ----------------------------------------------------------------------------------
@@ -174,12 +185,19 @@ class VllmWorker(GatewayPart):
         prompt = list(chain(request.system, *(d.ids for d in request.documents), request.question))
         ends = handed.end_ids or sampling.stop_ids
         body = body_of(served.model, prompt, sampling, ends=ends, salt=salt, place=handed.place)
+        # Where there is a form, it decides some first tokens.
+        checks, likely = handed.check and bool(handed.place) and not sampling.grammar, Likely()
+        if checks:
+            body["logprobs"] = max(TOP, sampling.logprobs or 0)
         pump = asyncio.create_task(self._pump(request.id, body, coming))
         began = first = time.perf_counter()
         made = 0
         try:
             while isinstance(item := await coming.get(), TokenItem):
                 first = first if made else time.perf_counter()
+                if checks:
+                    likely = likely or (item.logprobs.top if item.logprobs else [])
+                    item = as_asked(item, sampling.logprobs)
                 made += 1
                 yield item
         finally:
@@ -189,6 +207,8 @@ class VllmWorker(GatewayPart):
             yield Failed(request.id, item.code, item.message, item.field)
             return
         left = handed.tokens - 1 - item.loaded if isinstance(item, Ended) else 0
+        if checks and likely and isinstance(item, Ended) and left <= 0:
+            self._comparisons.add(request.id, body, likely)
         why = f"vLLM computed {left} tokens of the prompt itself: its log says why"
         report = replace(
             report,

@@ -174,6 +174,36 @@ def test_a_hand_over_that_is_lost_is_computed(service, vllm):
     assert again["text"] == answer["text"] and not again["warnings"]
 
 
+def test_the_gate_compares_what_vllm_answers(vllm, model, twelve, tmp_path_factory):
+    """Also what only vLLM's side can spoil: the worker's own logits are right throughout."""
+    folder, before = tmp_path_factory.mktemp("gate") / "data", len(vllm.asked)
+    gate = {"gate_sample": 1.0, "gate_min_checks": 4}
+    with Service(model, folder, **settings(vllm), **gate) as service:
+        service.ingest(twelve)
+
+        def checks(outcome: str) -> float:
+            labels = {"method": "question_scout", "outcome": outcome}
+            return service.metrics().value("kvstitch_gate_checks_total", **labels)
+
+        answer = service.ask(QUESTION, max_tokens=2, logprobs=1)
+        assert [len(each["top_logprobs"]) for each in answer["logprobs"]] == [1, 1]
+        service.until(lambda: checks("agree") == 1, "no check is made")
+        handed, full = vllm.asked[before:]
+        assert handed["prompt"] == full["prompt"] and full["max_tokens"] == 1
+        assert "kv_transfer_params" not in full and full["cache_salt"] != handed["cache_salt"]
+        assert service.ask(QUESTION, max_tokens=2)["logprobs"] is None
+        service.until(lambda: checks("agree") == 2, "no second check is made")
+        vllm.spoils = True
+        try:
+            service.until(
+                lambda: service.ask(QUESTION, max_tokens=2)["cache"]["gate"] is not None,
+                "the method is still trusted",
+            )
+            assert checks("disagree") > 0
+        finally:
+            vllm.spoils = False
+
+
 def test_vllm_ends_midway(service, vllm):
     """What was begun ends in an error; the service is back as soon as vLLM is."""
     vllm.dies_after = 2

@@ -147,13 +147,24 @@ class Engine:
         given = SimpleNamespace(get_block_ids=lambda: (blocks,))
         self.scheduler.update_state_after_alloc(asked, given, claimed)
 
-    def step(self) -> set[int]:
-        """Run a step of vLLM; the blocks that could not be loaded."""
+    def start(self, mode: str = "NONE") -> None:
         self.worker.metadata = self.scheduler.build_connector_meta(None)
-        context = SimpleNamespace(no_compile_layers={**self.layers, "other.0.mlp": object()})
+        layers = {**self.layers, "other.0.mlp": object()}
+        graphs = SimpleNamespace(name=mode)
+        context = SimpleNamespace(no_compile_layers=layers, cudagraph_runtime_mode=graphs)
         self.worker.start_load_kv(context)
+
+    def end(self) -> set[int]:
+        """The blocks that could not be loaded."""
+        self.worker.wait_for_save()
         failed: set[int] = self.worker.get_block_ids_with_load_errors()
         return failed
+
+    def step(self) -> set[int]:
+        self.start()
+        for number in range(LAYERS):
+            self.worker.wait_for_layer_load(ATTENTION.format(number))
+        return self.end()
 
     def cache(self, layer: int) -> Tensor:
         found: Tensor = self.layers[ATTENTION.format(layer)].kv_cache
@@ -185,6 +196,22 @@ def test_what_vllm_has_is_not_loaded_again(engine, shared):
     engine.step()
     assert not engine.cache(0)[0, :BLOCK].any() and engine.cache(0)[0, BLOCK : len(IDS) - 1].any()
     assert engine.claim(asked, len(IDS) - 1) == 0
+
+
+def test_a_layer_is_loaded_when_it_is_due(engine, shared):
+    engine.allocate(request(place=shared.put(kv(), IDS).place), [7, 2, 5])
+    engine.start()
+    assert not any(engine.cache(n).any() for n in range(LAYERS))
+    engine.worker.wait_for_layer_load(ATTENTION.format(0))
+    assert [bool(engine.cache(n).any()) for n in range(LAYERS)] == [True, False, False]
+    assert engine.end() == {7, 2, 5}  # vLLM has not asked for the others
+    assert engine.step() == set()
+
+
+def test_a_graph_of_the_whole_step_finds_all_layers(engine, shared):
+    engine.allocate(request(place=shared.put(kv(), IDS).place), [7, 2, 5])
+    engine.start("FULL")
+    assert all(engine.cache(n).any() for n in range(LAYERS)) and engine.end() == set()
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, 2), (1, 2), (3, 4), (5, 8)])

@@ -40,6 +40,8 @@ class Vllm:
     dies_after: int | None = None  # tokens, by breaking the connection
     refuses: dict[str, Any] | None = None  # what it answers with status 400
     loses: bool = False  # what is handed over
+    spoils: bool = False  # what is handed over, by loading noise
+    api_key: str = ""
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
@@ -49,6 +51,10 @@ class Vllm:
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def authorization(self) -> str | None:
+        return f"Bearer {self.api_key}" if self.api_key else None
 
     def segments(self) -> list[Path]:
         return sorted(self.shared.glob("*/*"))
@@ -66,14 +72,14 @@ class Vllm:
             assert header.prompt == hash_of(ids) and header.weights == self.weights
             done = header.tokens - 1
             for number, layer in enumerate(data[:, :, :, :done]):
-                k, v = layer.clone().unbind()
+                k, v = (3 * torch.randn_like(layer) if self.spoils else layer.clone()).unbind()
                 cache.update(k[None], v[None], number)
         self.loaded.append(done)
         given = torch.tensor([ids[done:]])
         for _ in range(body["max_tokens"]):
             with self._one:
                 logits = self._model(given, past_key_values=cache, use_cache=True).logits[0, -1]
-            best = torch.log_softmax(logits, -1).topk(3)
+            best = torch.log_softmax(logits, -1).topk(20)
             likely = list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
             yield likely[0][1], likely
             given = torch.tensor([[likely[0][1]]])
@@ -85,6 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/v1/models"
+        if self.headers["Authorization"] != self.vllm.authorization:
+            self._json(401, {"error": "Unauthorized"})
+            return
         self._json(200, RECORDED["models"])
 
     def do_POST(self) -> None:

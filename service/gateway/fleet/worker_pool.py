@@ -32,7 +32,14 @@ from kvstitch.service.messages.replies import (
     Stats,
 )
 from kvstitch.service.messages.reports import Forecast
-from kvstitch.service.messages.requests import ChunkNames, Generate, Precompute, Prefetch, Purge
+from kvstitch.service.messages.requests import (
+    ChunkNames,
+    Compared,
+    Generate,
+    Precompute,
+    Prefetch,
+    Purge,
+)
 
 # Tokens that an answer is expected to have before there was one, and the weight of the newest.
 USUAL_ANSWER = 64.0
@@ -225,6 +232,10 @@ class WorkerPool:
         self.require()
         calls = (member.client.gate(reset=reset) for member in self._ready_members())
         return all_workers.gate_states(await asyncio.gather(*calls))
+
+    def compared(self, message: Compared) -> None:
+        for member in self._ready_members():  # the one that has asked knows it
+            member.client.compared(message)
 
     # -- routing ----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from kvstitch.service.messages.requests import (
     Abort,
     AskGate,
     AskHoldings,
+    Compared,
     Explain,
     Generate,
     Message,
@@ -74,6 +75,11 @@ class WorkerClient(WorkerConnection):
 
     def prefetch(self, message: Prefetch) -> None:
         """Send a hint; it is dropped silently if it cannot be sent."""
+        with contextlib.suppress(WorkerUnavailable, Overloaded):
+            self.send(message)
+
+    def compared(self, message: Compared) -> None:
+        """Tell the gate; it is dropped silently if it cannot be sent."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self.send(message)
 

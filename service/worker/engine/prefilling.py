@@ -115,13 +115,12 @@ class Prefilling:
         self.launcher.loads.stop(sequence.loads)
         try:
             self.scheduler.start_running(sequence)
-            if self.gate is not None:
-                self.gate.answered(sequence, result)
+            check = self.gate is not None and self.gate.answered(sequence, result)
             if self.prefix_cache.on:
                 sequence.logits = result.logits.clone()
             if sequence.asked.request.hand_over:
                 self._evict(sequence, result)
-                self._hand_over(sequence)
+                self._hand_over(sequence, check)
                 return
             self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
@@ -130,7 +129,7 @@ class Prefilling:
         except Exception as error:
             self.endings.fail(sequence, error)
 
-    def _hand_over(self, sequence: EngineSequence) -> None:
+    def _hand_over(self, sequence: EngineSequence, check: bool) -> None:
         """Leave the rest to another engine; its KV stays until that has it."""
         assert sequence.kv is not None and self.hand_over is not None
         kv, tokens, place = sequence.kv, sequence.kv.filled_tokens, ""
@@ -143,7 +142,7 @@ class Prefilling:
             sequence.warnings.append(f"the prompt's KV could not be handed over: {error.strerror}")
         sequence.clock.close("hand_over")
         ends = sorted(sequence.asked.end_ids)
-        self.endings.replies.append(HandedOver(sequence.id, place, tokens, ends))
+        self.endings.replies.append(HandedOver(sequence.id, place, tokens, ends, check))
 
     def _learn(self, sequence: EngineSequence, plans: list[str]) -> None:
         """Tell the planner how long a prefill took."""

@@ -5,13 +5,14 @@
                       └──────── method trust ◄── full prefill (and shadow) ◄───┘
 
 A check costs the request only a copy of its logits. The distribution of full prefill is computed
-afterwards, step by step, when the engine has nothing else to do.
+afterwards, step by step, when the engine has nothing else to do. What is handed over is compared
+where it is decoded, and only the step below is looked at here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -61,6 +62,7 @@ class Answered:
     request: Generate
     addresses: list[Address | None]
     logits: Tensor
+    handed: bool  # whether it is compared elsewhere
 
     @property
     def method(self) -> str:
@@ -85,6 +87,7 @@ class Gate:
         self._random = Random(checks.seed)
         self._trusts = MethodTrusts(checks.bounds)
         self._pending: deque[Answered] = deque()
+        self._elsewhere: OrderedDict[str, GatedMethod] = OrderedDict()
         self._current: Answered | None = None
         self._steps: Steps[None] | None = None
         self._awaited: Wait = None
@@ -99,27 +102,40 @@ class Gate:
         self.counts.begin(name)
         return self._trusts.of(name, fusion).gated()
 
-    def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
-        """Take a request's first token; some are remembered to be checked."""
+    def answered(self, sequence: EngineSequence, result: PrefillResult) -> bool:
+        """Take a request's first token; some are remembered to be checked. Return whether
+        `compared` should tell of it, which is handed over."""
         gated, request = sequence.asked.gated, sequence.asked.request
         if not isinstance(gated, GatedMethod) or not request.documents:
-            return
+            return False
         if result.kept_ids is not None:  # restarted with fewer tokens: not what was asked for
-            return
+            return False
         if sequence.fusion.reads is not Reads.NOTHING and not sequence.reuses_documents:
-            return
+            return False
         trust = gated.trust
         # A method's first answers are always checked, later ones by chance.
         first = trust.sampled < self._checks.bounds.min_checks and not trust.replaced
         if not first and self._random.random() >= self._share():
-            return
+            return False
         if len(self._pending) >= MAX_PENDING:
             self.counts.skipped(trust.name)
-            return
+            return False
         trust.sampled += 1
-        self._pending.append(
-            Answered(gated, request, sequence.asked.addresses, result.logits.clone())
-        )
+        handed = request.hand_over and gated.level < trust.drift.top
+        if handed:
+            self._elsewhere[request.id] = gated
+            if len(self._elsewhere) > MAX_PENDING:  # nobody has told of the oldest
+                _, lost = self._elsewhere.popitem(last=False)
+                self.counts.skipped(lost.trust.name)
+        if gated.level or not handed:
+            logits = result.logits.clone()
+            self._pending.append(Answered(gated, request, sequence.asked.addresses, logits, handed))
+        return handed
+
+    def compared(self, id: str, seen: Observation) -> None:
+        """Take the check of an answer that was handed over."""
+        if (gated := self._elsewhere.pop(id, None)) is not None:
+            self._observe(gated.trust, gated.level, seen)
 
     def _share(self) -> float:
         """Return the share of answers that is checked: larger at first where nobody has measured
@@ -187,7 +203,8 @@ class Gate:
             full = answered.logits
         else:
             full = yield from full_logits(self._decoder, answered.request)
-            self._observe(trust, level, full, answered.logits)
+            if not answered.handed:
+                self._observe(trust, level, compare(full, answered.logits))
         if not level or trust.drift.level != level:
             return
         below = trust.steps[level - 1]
@@ -195,10 +212,9 @@ class Gate:
         if fused is None:
             self.counts.skipped(trust.name)
         else:
-            self._observe(trust, level - 1, full, fused)
+            self._observe(trust, level - 1, compare(full, fused))
 
-    def _observe(self, trust: MethodTrust, level: int, full: Tensor, fused: Tensor) -> None:
-        seen = compare(full, fused)
+    def _observe(self, trust: MethodTrust, level: int, seen: Observation) -> None:
         self.counts.checked(trust.name, seen)
         trust.observe(level, seen)
 

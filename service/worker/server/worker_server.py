@@ -23,6 +23,7 @@ from kvstitch.service.messages.requests import (
     AskGate,
     AskHoldings,
     ChunkNames,
+    Compared,
     Explain,
     Generate,
     Hello,
@@ -35,6 +36,7 @@ from kvstitch.service.messages.requests import (
     ToWorker,
 )
 from kvstitch.service.worker.engine.engine import Engine
+from kvstitch.service.worker.gate.policy import Observation
 from kvstitch.service.worker.methods.registry import reads_whole_chunks
 from kvstitch.service.worker.model.addressing import Address
 from kvstitch.service.worker.server.leases import GatewayKeys, Leases
@@ -201,6 +203,9 @@ class WorkerServer:
                 self._precompute(gateway, message)
             case Purge():
                 self._replies.send_to(gateway, self._purge(message))
+            case Compared(id, kl, agrees):
+                if self._engine.gate is not None:
+                    self._engine.gate.compared(id, Observation(kl, agrees))
             case AskGate():
                 self._replies.send_to(gateway, self._gate_states(message))
             case AskHoldings():

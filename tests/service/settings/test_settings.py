@@ -48,7 +48,7 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("lora", "a b=/x", "'a b=/x' is not NAME=FOLDER"),
         ("lora", "a=/x, a=/y", "the name a is given twice"),
         ("lora_precompute", "a", "there is no adapter 'a': lora names none"),
-        ("tensor_parallel", 2, "give every GPU a worker of its own"),
+        ("tensor_parallel", 2, "several GPUs: vLLM"),
         ("nonsense", 1, "nonsense"),
     ],
 )

@@ -25,6 +25,7 @@ from kvstitch.service.worker.gate.correctness_gate import GateSettings
 from kvstitch.service.worker.loading.loader import Loader
 from kvstitch.service.worker.model.addressing import Addressing
 from kvstitch.service.worker.sampling.grammar import Grammars
+from kvstitch.service.worker.sequences.hand_over import HandOver
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
@@ -156,6 +157,7 @@ def rig(
     checks: GateSettings | None = None,
     decode: bool = True,
     grammars: Grammars | None = None,
+    hand_over: HandOver | None = None,
 ) -> Iterator[Rig]:
     """An engine with a store.
 
@@ -183,6 +185,7 @@ def rig(
                 prefix_cache=prefix_cache,
                 draft_tokens=draft_tokens,
                 checks=checks,
+                hand_over=hand_over,
             ),
             grammars=grammars,
         )
