@@ -1,4 +1,4 @@
-"""Formats that few people send: OpenDocument, EPUB, reStructuredText, AsciiDoc, notebooks,
+"""Formats that few people send: mail, OpenDocument, EPUB, reStructuredText, AsciiDoc, notebooks,
 subtitles and XML."""
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ def _open_document(kind: str, suffix: str) -> FileFormat:
 
 _FLAT = rb"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<office:document\s"
 _NOTEBOOK = rb'\{\s*"(?:cells"\s*:\s*\[|nbformat|metadata"\s*:\s*\{[^\0]*"(?:kernelspec|name)")'
+# Headers of a mail, or the line before each of a mailbox.
+_MAIL = (
+    rb"(?i)(?:From \S+ [^\n]*\d\d:\d\d[^\n]*\n[\w-]+:"
+    rb"|(?:[a-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*+)*?(?:mime-version|message-id|received):)"
+)
+_MAILS = (("message/rfc822", (".eml",)), ("application/mbox", (".mbox",)),
+          ("multipart/related", (".mht", ".mhtml")))  # fmt: skip
 _CUES = rb"WEBVTT|\d+\r?\n\d\d:\d\d:\d\d,\d{3} -->"
 
 
@@ -33,6 +40,7 @@ _CUES = rb"WEBVTT|\d+\r?\n\d\d:\d\d:\d\d,\d{3} -->"
 def file_formats() -> list[FileFormat]:
     rst, asciidoc = "kvstitch_formats.texts:parse_rst", "kvstitch_formats.texts:parse_asciidoc"
     return [  # of two whose looks fit, the first is taken
+        *(_text("eml", media, suffixes, "mail:parse", _MAIL) for media, suffixes in _MAILS),
         FileFormat("rst", "text/x-rst", (".rst",), rst, text=True),
         FileFormat("adoc", "text/asciidoc", (".adoc", ".asciidoc"), asciidoc, text=True),
         _open_document("text", ".odt"),

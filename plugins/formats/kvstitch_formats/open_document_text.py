@@ -12,6 +12,12 @@ from zipfile import ZipFile
 from kvstitch.service.gateway.documents.parsing.formulas import formula
 from kvstitch.service.gateway.documents.parsing.office.docx_styles import written_number
 from kvstitch.service.gateway.documents.parsing.office.drawings import xml_of
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
+    lowered,
+    raised,
+    struck,
+)
 
 _KINDS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 Level = tuple[str, str, str, int, int]
@@ -35,6 +41,8 @@ class Styles:
         self._hidden: dict[str, set[str]] = {"text": set(), "table": set(), "slide": set()}
         self.lists: dict[str, dict[int, Level]] = {}
         self.outline: dict[int, Level] = {}
+        self.small: dict[str, str] = {}  # styles of raised ("super") and lowered ("sub") text
+        self.struck: set[str] = set()
         for root in roots:
             for style in root.iter():
                 name = name_of(style)
@@ -62,6 +70,14 @@ class Styles:
             kind = name_of(properties)
             if kind == "text-properties" and value(properties, "display") == "none":
                 self._hidden["text"].add(name)
+            elif kind == "text-properties":
+                place = value(properties, "text-position").partition(" ")[0]
+                if place.startswith(("super", "sub")):
+                    self.small[name] = place
+                elif place.rstrip("%").lstrip("-").isdecimal() and place.strip("0%"):
+                    self.small[name] = "sub" if place.startswith("-") else "super"
+                if value(properties, "text-line-through-style") not in ("", "none"):
+                    self.struck.add(name)
             elif kind == "table-properties" and value(properties, "display") == "false":
                 self._hidden["table"].add(name)
             elif kind == "drawing-page-properties" and value(properties, "visibility") == "hidden":
@@ -141,6 +157,7 @@ class Paragraphs:
         self.left_out: Counter[str] = Counter()
         self.behind: list[Any] = []
         self._archive, self._styles = archive, styles
+        self._addresses = Addresses()
 
     def text(self, paragraph: Any) -> str:
         """Return a paragraph's text; `behind` gets what else it holds."""
@@ -182,7 +199,20 @@ class Paragraphs:
         elif name in ("hidden-text", "hidden-paragraph"):
             self.left_out["hidden_text"] += 1
         elif name not in SKIPPED and name:
+            start = len(out)
             walk(child)
+            self._mark(child, out, start)
+
+    def _mark(self, child: Any, out: list[str], start: int) -> None:
+        """Write what the style or the link of a part says that was just written."""
+        style, text = value(child, "style-name"), "".join(out[start:])
+        if name_of(child) == "a":
+            out.append(self._addresses.behind(text, value(child, "href")))
+        elif style in self._styles.small:
+            small = raised if self._styles.small[style].startswith("super") else lowered
+            out[start:] = [small("".join(out[:start]), text)]
+        elif style in self._styles.struck:
+            out[start:] = [struck(text)]
 
     def _formula(self, frame: Any) -> str | None:
         """Return the text of a frame that holds a formula."""

@@ -10,8 +10,9 @@ from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.file_kinds import file_kind
 from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds
 from kvstitch_formats import notebooks, subtitles, xml_files
-from kvstitch_formats.open_document import parse_flat
+from kvstitch_formats.open_document import parse, parse_flat
 from tests.service.plugins.loaded import plugins
+from tests_formats.made_files import make_open_document
 
 BOUNDS = Bounds(10, 10_000)
 
@@ -128,3 +129,20 @@ def test_flat_open_document_and_what_files_are() -> None:
         assert file_kind("a.txt", "", b"<?xml version='1.0'?><a/>") == "xml"
         assert file_kind("a.html", "", b"<?xml version='1.0'?>\n<html>") == "html"
         assert file_kind("a.json", "", b'{"metadata": {}}') == "text"
+
+
+def test_signs_of_open_document() -> None:
+    styles = "".join(
+        f'<style:style style:name="{name}"><style:text-properties {what}/></style:style>'
+        for name, what in (
+            ("up", 'style:text-position="super 58%"'),
+            ("no", 'style:text-line-through-style="solid"'),
+        )
+    )
+    body = (
+        '<text:p>10<text:span text:style-name="up">6</text:span> l, '
+        '<text:span text:style-name="no">310'
+        '</text:span> 345, <text:a xlink:href="https://a.org/f">form</text:a></text:p>'
+    )
+    made = make_open_document("text", body, styles=styles)
+    assert parse(made, BOUNDS).text == "10^6 l, ~~310~~ 345, form (https://a.org/f)"

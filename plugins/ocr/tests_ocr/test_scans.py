@@ -16,9 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
-from kvstitch.service.gateway.documents.parsing.pdf import document, image_files
+from kvstitch.service.gateway.documents.parsing.pdf import document
 from kvstitch.service.plugins import PictureReader
-from kvstitch_ocr import picture_reader
+from kvstitch_ocr import image_files, picture_reader
 from kvstitch_ocr.reader import _legible
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 

@@ -28,22 +28,8 @@ def _office(media_type: str, suffix: str) -> FileFormat:
     return FileFormat("office", media_type, (suffix,), parser, starts, binary=True)
 
 
-def _picture(media_type: str, suffixes: tuple[str, ...], *starts: bytes) -> FileFormat:
-    """Return a format of pictures, which in folders are mostly logos and drawings: they are read
-    where they are named."""
-    parser = f"{_ROOM}.pdf.image_files:parse"
-    return FileFormat("image", media_type, suffixes, parser, starts, binary=True, in_folders=False)
-
-
 _ROOM = "kvstitch.service.gateway.documents.parsing"
 _PAGE = rb"(?is)(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])"
-# Headers of a mail, or the line before each of a mailbox.
-_MAIL = (
-    rb"(?i)(?:From \S+ [^\n]*\d\d:\d\d[^\n]*\n[\w-]+:"
-    rb"|(?:[a-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*+)*?(?:mime-version|message-id|received):)"
-)
-_MAILS = (("message/rfc822", (".eml",)), ("application/mbox", (".mbox",)),
-          ("multipart/related", (".mht", ".mhtml")))  # fmt: skip
 _OWN = (
     _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
     _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),
@@ -51,16 +37,11 @@ _OWN = (
     _text("html", "application/xhtml+xml", (".xhtml",), "markup.html:parse"),
     _text("csv", "text/csv", (".csv",), "tables.csv_files:parse"),
     _text("csv", "text/tab-separated-values", (".tsv", ".tab"), "tables.csv_files:parse"),
-    *(FileFormat("eml", media, suffixes, f"{_ROOM}.mail:parse", looks=_MAIL)
-      for media, suffixes in _MAILS),
     FileFormat("pdf", "application/pdf", (".pdf",), f"{_ROOM}.pdf.document:parse", (PDF_START,),
                binary=True),
     _office(_OFFICE + "wordprocessingml.document", ".docx"),
     _office(_OFFICE + "presentationml.presentation", ".pptx"),
     _office(_OFFICE + "spreadsheetml.sheet", ".xlsx"),
-    _picture("image/png", (".png",), b"\x89PNG\r\n\x1a\n"),
-    _picture("image/jpeg", (".jpg", ".jpeg"), b"\xff\xd8\xff"),
-    _picture("image/tiff", (".tif", ".tiff"), b"II*\0", b"MM\0*"),
 )  # fmt: skip
 
 
@@ -106,6 +87,8 @@ def is_binary(kind: str) -> bool:
 _NOT_READ = {
     rb"\{\\rtf": "it is RTF: save it as .docx",
     rb"%!PS": "it is PostScript: make a PDF of it, e.g. with ps2pdf",
+    rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*":
+        "it is a picture: to read what is written in it, install kvstitch-ocr",
     rb"GIF8|RIFF....WEBP|BM....\0\0\0\0": "it is a GIF or other picture: save it as PNG",
     rb"RIFF....(?:WAVE|AVI )|ID3[\2-\4]\0|OggS\0|\0...ftyp|\x1aE\xdf\xa3":
         "it is sound or film: write down what is said",
@@ -119,6 +102,8 @@ _BY_PLUGIN = {
     rb"WEBVTT|\d+\r?\n\d\d:\d\d:\d\d,\d{3} -->": "subtitles",
     rb'\{\s*"(?:cells"\s*:\s*\[|nbformat)': "a notebook of Jupyter",
     rb"<\?xml": "XML",
+    rb"(?i)From \S+ [^\n]*\d\d:\d\d|(?:[a-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*+)*?"
+    rb"(?:mime-version|message-id|received):": "an e-mail",
 }
 _NO_TEXT = re.compile(rb"[\0-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 _BLANKS = b"\xef\xbb\xbf \t\r\n"

@@ -80,6 +80,8 @@ def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarni
 LEFT_OUT = {
     "pictures": "pictures are not read ({count}): what is written in them is missing",
     "embedded_objects": "embedded objects are not read ({count}): save them as files of their own",
+    "quotes": "what replies quote below their text is left out",
+    "controls": "labels of buttons are left out ({count})",
     "hidden_text": "hidden text is left out ({count} places)",
     "readings_left_out": "small readings above words (furigana) are left out ({count})",
 }
@@ -127,6 +129,56 @@ def meaningful_title(title: str) -> str:
 def one_line(text: str) -> str:
     """Return the text with every run of white space as one blank."""
     return _SPACE.sub(" ", text).strip()
+
+
+_SMALL = re.compile(r"[-+−–]?\d+(?:[,–-]\s?\d+)*")
+_BASE = re.compile(r"[^\W\d_]+$|\d[\d.,]*$|\)$")
+
+
+def raised(before: str, text: str, behind: str = "", *, note: bool = False) -> str:
+    """Return small raised digits so that they are no part of the number or word before them: 10^6,
+    m^2, 250[9]; those of a fraction, 3 1/2; others as they are."""
+    if not _SMALL.fullmatch(text) or (base := _BASE.search(before)) is None:
+        return text
+    if behind[:1] in ("/", "\u2044"):
+        return f" {text}" if base[0][0].isdigit() else text
+    power = base[0] == "10" or len(base[0]) < (2 if base[0][0].isdigit() else 3)
+    return f"^{text}" if power and not note else f"[{text}]"
+
+
+def lowered(before: str, text: str) -> str:
+    """Return small lowered digits so that they are no part of the number before them."""
+    return f"_{text}" if text[:1].isdigit() and before[-1:].isdigit() else text
+
+
+def struck(text: str) -> str:
+    """Return a text that is struck through with Markdown's signs."""
+    inner = text.strip()
+    return text.replace(inner, f"~~{inner}~~", 1) if inner else text
+
+
+MAX_ADDRESS_CHARS = 200
+_ADDRESS = re.compile(r"(?:https?|ftp)://[^\s<>\"]+|mailto:[^\s<>\"?]+", re.I)
+
+
+class Addresses:
+    """The addresses that links of a document lead to, each said once, behind the link's words."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def behind(self, text: str, address: str) -> str:
+        """Return an address in brackets; "" for one that was said, or leads within the document."""
+        shown = address = address.strip()
+        if len(address) > MAX_ADDRESS_CHARS or address.startswith("mailto:"):
+            # What follows the question mark of a long one tells who was sent it.
+            shown = address.removeprefix("mailto:").partition("?")[0]
+        known = shown in self._said or len(shown) > MAX_ADDRESS_CHARS
+        if known or not _ADDRESS.match(address) or not text.strip():
+            return ""
+        self._said.add(shown)
+        bare = re.sub(r"^\w+://|/$", "", shown)
+        return "" if bare in text else f" ({shown})"
 
 
 class TextBuilder:

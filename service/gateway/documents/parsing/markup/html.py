@@ -15,6 +15,7 @@ from selectolax.lexbor import LexborNode
 from kvstitch.service.gateway.documents.parsing import charsets
 from kvstitch.service.gateway.documents.parsing.charsets import Decoded
 from kvstitch.service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
+from kvstitch.service.gateway.documents.parsing.markup.page_parts import write_parts
 from kvstitch.service.gateway.documents.parsing.markup.page_tree import page_tree
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
@@ -27,10 +28,7 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
 )
 from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
-_INVISIBLE = [
-    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
-    "button", "select", "textarea",
-]  # fmt: skip
+_INVISIBLE = ["iframe", "object", "head"]
 _BLOCKS = frozenset(
     [
         "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
@@ -58,6 +56,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a page; its title is that of its head, else its first heading of level 1."""
     decoded = decode(content)
     tree, left_out = page_tree(decoded.text)
+    write_parts(tree, left_out)
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)

@@ -31,6 +31,7 @@ from kvstitch.service.gateway.documents.parsing.office.docx_text import (
     unwrapped,
 )
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -67,25 +68,17 @@ class _Walk:
     def __init__(self, document: Any, bounds: Bounds) -> None:
         self.out = TextBuilder(bounds)
         self.title = ""  # the first heading of level 1
-        self._parts = {
-            relation.rId: relation.target_part
-            for relation in document.part.rels.values()
-            if not relation.is_external
-        }
-        self._by_kind = {
-            relation.reltype.rpartition("/")[2]: relation.target_part
-            for relation in document.part.rels.values()
-            if not relation.is_external
-        }
+        self._relations = document.part.rels
+        inside = [relation for relation in self._relations.values() if not relation.is_external]
+        self._parts = {relation.rId: relation.target_part for relation in inside}
+        self._by_kind = {r.reltype.rpartition("/")[2]: r.target_part for r in inside}
+        self._addresses = Addresses()
         self._styles = Styles(document.styles.element)
         numbering = self._root("numbering")
         self._numbering = Numbering(numbering, self._styles)
         self._notes = self._read_notes()
-        self._edges = [
-            relation.target_part
-            for relation in document.part.rels.values()
-            if relation.reltype.endswith(("/header", "/footer")) and not relation.is_external
-        ]
+        edges = ("/header", "/footer")
+        self._edges = [r.target_part for r in inside if r.reltype.endswith(edges)]
         self._left_out: Counter[str] = Counter()
         self._page = 0
         self._depth = 0
@@ -117,6 +110,12 @@ class _Walk:
                 name = "Header" if part.partname.rpartition("/")[2].startswith("h") else "Footer"
                 self.out.block(f"{name}: {text}")
 
+    def _address(self, text: str, link: Any) -> str:
+        """Return where a link leads, in brackets."""
+        relation = self._relations.get(link.get(qn("r:id"), ""))
+        leads_out = relation is not None and relation.is_external
+        return self._addresses.behind(text, relation.target_ref) if leads_out else ""
+
     def _root(self, kind: str) -> Any:
         part = self._by_kind.get(kind)
         return None if part is None else drawings.xml_of(part.blob)
@@ -131,7 +130,7 @@ class _Walk:
         return notes
 
     def _paragraph(self, element: Any) -> None:
-        found = Found()
+        found = Found(address=self._address)
         text = paragraph_text(element, self._styles, found).strip(" \t\n")
         words = text.replace(PAGE_BREAK, "")
         style, key = self._styles.of(element)
@@ -182,7 +181,7 @@ class _Walk:
         self._depth -= 1
 
     def _note(self, kind: str, note: Any) -> None:
-        found = Found()
+        found = Found(address=self._address)
         texts = [paragraph_text(p, self._styles, found) for p in note.iter(qn("w:p"))]
         called = _CALLED.get(kind)
         if called is None:
@@ -201,7 +200,7 @@ class _Walk:
             return None
 
     def _table(self, table: Any) -> None:
-        found = Found()
+        found = Found(address=self._address)
         headers, rows = self._rows(table, found)
         self.out.gap()
         add_rows(self.out, rows, headers=headers or None)

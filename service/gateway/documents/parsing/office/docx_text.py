@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,12 @@ from docx.oxml.ns import qn
 
 from kvstitch.service.gateway.documents.parsing.formulas import formula
 from kvstitch.service.gateway.documents.parsing.office.docx_styles import Styles, switched_on, value
-from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    lowered,
+    one_line,
+    raised,
+    struck,
+)
 
 PAGE_BREAK = "\f"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
@@ -52,6 +57,8 @@ class Found:
     charts: list[str] = field(default_factory=list)
     diagrams: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
+    address: Callable[[str, Any], str] = lambda text, link: ""
+    """What stands behind the words of a link."""
 
     def count(self, code: str) -> None:
         self.left_out[code] = self.left_out.get(code, 0) + 1
@@ -104,14 +111,21 @@ def paragraph_text(paragraph: Any, styles: Styles, found: Found) -> str:
     hidden_paragraph = styles.of(paragraph)[0].hidden
     out: list[str] = []
     stack = [iter(paragraph)]
+    links: list[tuple[int, int, Any]] = []  # (depth of the stack, place in the text, link)
     while stack:
         element = next(stack[-1], None)
         if element is None:
             stack.pop()
+            while links and links[-1][0] > len(stack):
+                _, start, link = links.pop()
+                out.append(found.address("".join(out[start:]), link))
             continue
         tag = element.tag
         if tag == qn("w:t"):
-            out.append(element.text or "")
+            out.append(_as_seen("".join(out[-9:]), element))
+        elif tag == qn("w:hyperlink"):
+            stack.append(iter(element))
+            links.append((len(stack), len(out), element))
         elif tag in _CHARACTERS:
             out.append(_CHARACTERS[tag])
         elif tag in _REMOVED or not isinstance(tag, str):
@@ -144,7 +158,20 @@ def paragraph_text(paragraph: Any, styles: Styles, found: Found) -> str:
             found.count("embedded_objects")
         elif not (tag == qn("w:sdt") and _is_placeholder(element)):
             stack.append(iter(_choice(element)))
-    return "".join(out)
+    return "".join(out).replace("~~~~", "")
+
+
+def _as_seen(before: str, element: Any) -> str:
+    """Return the text of a run with signs for what is struck through, raised or lowered."""
+    text = element.text or ""
+    properties = element.getparent().find(qn("w:rPr"))
+    if properties is None:
+        return text
+    place = value(properties, "w:vertAlign")
+    if place in ("superscript", "subscript"):
+        text = raised(before, text) if place == "superscript" else lowered(before, text)
+    off = switched_on(properties, "w:strike") or switched_on(properties, "w:dstrike")
+    return struck(text) if off else text
 
 
 def _is_hidden(run: Any, styles: Styles, paragraph: bool | None) -> bool:

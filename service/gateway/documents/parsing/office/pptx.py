@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from io import BytesIO
+from itertools import groupby
 from typing import Any
 
 from lxml import etree
@@ -14,13 +15,17 @@ from pptx.shapes.group import GroupShape
 from kvstitch.service.gateway.documents.parsing.formulas import formula
 from kvstitch.service.gateway.documents.parsing.office import drawings
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     TextBuilder,
     left_out_warnings,
+    lowered,
     meaningful_title,
     one_line,
     places_warning,
+    raised,
+    struck,
 )
 from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
 from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
@@ -59,6 +64,7 @@ class _Slides:
         self.out = TextBuilder(bounds)
         self.title = ""  # of the first slide that has one
         self.left_out: Counter[str] = Counter()
+        self._addresses = Addresses()
 
     def add(self, number: int, slide: Any) -> None:
         _choose_versions(slide._element)
@@ -69,9 +75,9 @@ class _Slides:
         if title is not None and title.has_text_frame:
             self.title = self.title or one_line(title.text_frame.text)
             self.out.heading(2, title.text_frame.text)
-        for shape in _flat(slide.shapes):
-            if title is None or shape.shape_id != title.shape_id:
-                self._shape(slide.part, shape)
+        shapes = [s for s in slide.shapes if title is None or s.shape_id != title.shape_id]
+        for shape in _flat(_in_reading_order(shapes)):
+            self._shape(slide.part, shape)
         if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
             self.out.block(f"Notes: {notes.text}" if notes.text.strip() else "")
         for text in _comments(slide.part):
@@ -86,8 +92,7 @@ class _Slides:
             self.out.block(drawings.chart_title(chart))
             add_rows(self.out, drawings.chart_rows(chart))
         elif shape.has_text_frame:
-            # A vertical tab is a line break within a paragraph.
-            self.out.block(shape.text_frame.text.replace("\v", "\n"))
+            self.out.block("\n".join(map(self._paragraph, shape.text_frame.paragraphs)))
         elif (diagram := next(shape._element.iter(_DIAGRAM), None)) is not None:
             root = _related(part, diagram.get(_RELATION + "dm", ""))
             if root is None:
@@ -98,6 +103,28 @@ class _Slides:
             self.left_out["embedded_objects"] += 1
         elif shape._element.tag.endswith("}pic"):
             self.left_out["pictures"] += 1
+
+    def _paragraph(self, paragraph: Any) -> str:
+        """Return a paragraph with signs for what is struck through, raised or lowered, and with
+        addresses behind links."""
+        out = ""
+        for element in paragraph._p:
+            text = "".join(t.text or "" for t in element.iter(_A + "t"))
+            properties = element.find(_A + "rPr")
+            if element.tag == _A + "br":
+                text = "\n"
+            elif properties is not None:
+                height = properties.get("baseline", "0").removesuffix("%")
+                if height.lstrip("-") not in ("", "0"):
+                    text = (lowered if height[0] == "-" else raised)(out, text)
+                if properties.get("strike", "noStrike") != "noStrike":
+                    text = struck(text)
+            out += text
+            link = None if properties is None else properties.find(_A + "hlinkClick")
+            key = "" if link is None else link.get(_RELATION + "id", "")
+            if key and (relation := paragraph.part.rels.get(key)) and relation.is_external:
+                out += self._addresses.behind(text, relation.target_ref)
+        return out.replace("~~~~", "").replace("\v", "\n")
 
 
 def _cells(row: Any) -> list[Cell | str]:
@@ -150,6 +177,35 @@ def _write_formulas(slide: Any) -> None:
         parent.replace(element, run)
 
 
+def _in_reading_order(shapes: list[Any]) -> list[Any]:
+    """Return shapes as they are read: bands from above; where these make columns of several boxes,
+    column by column. Those without a place come last, as they were made."""
+    placed = [s for s in shapes if None not in (s.left, s.top, s.width, s.height)]
+    out: list[Any] = []
+    for several, run in groupby(_apart(placed, "top", "height"), key=lambda band: len(band) > 1):
+        bands = list(run)
+        columns = _apart([shape for band in bands for shape in band], "left", "width")
+        if several and len(columns) > 1 and min(map(len, columns)) > 1:
+            out += (s for column in columns for s in sorted(column, key=lambda one: one.top))
+        else:
+            out += (s for band in bands for s in sorted(band, key=lambda one: one.left))
+    return out + [s for s in shapes if s not in placed]
+
+
+def _apart(shapes: list[Any], start: str, size: str) -> list[list[Any]]:
+    """Return groups of shapes between which nothing lies in one direction."""
+    groups: list[list[Any]] = []
+    end = 0
+    for shape in sorted(shapes, key=lambda one: getattr(one, start)):
+        first, length = getattr(shape, start), getattr(shape, size)
+        if groups and first + length // 10 < end:  # frames of boxes may touch
+            groups[-1].append(shape)
+        else:
+            groups.append([shape])
+        end = max(end, first + length)
+    return groups
+
+
 def _flat(shapes: Iterable[Any]) -> Iterator[Any]:
     """Yield all shapes; those of a group stand where it does."""
     stack = [iter(shapes)]
@@ -158,6 +214,6 @@ def _flat(shapes: Iterable[Any]) -> Iterator[Any]:
         if shape is None:
             stack.pop()
         elif isinstance(shape, GroupShape):
-            stack.append(iter(shape.shapes))
+            stack.append(iter(_in_reading_order(list(shape.shapes))))
         else:
             yield shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ class SheetParts:
     comments: list[tuple[str, str]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+
+
+# What Excel writes before a remark for its older versions.
+_BOILERPLATE = re.compile(r"\[Threaded comment\].*?(?:Comm?ent\w*|Kommentar):\s*")
 
 
 def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
@@ -52,13 +57,21 @@ def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
     return found
 
 
+def external_targets(archive: ZipFile, sheet: str) -> dict[str, str]:
+    """Return the addresses that a sheet refers to, by the ids of its references."""
+    return {r.Id: r.target for r in _relations(archive, sheet) if r.TargetMode == "External"}
+
+
+def _relations(archive: ZipFile, name: str) -> list[Any]:
+    try:
+        return list(get_dependents(archive, get_rels_path(name)))
+    except (KeyError, etree.XMLSyntaxError):
+        return []
+
+
 def _related(archive: ZipFile, name: str) -> Iterator[tuple[str, str, Any]]:
     """Yield the parts that a part refers to: the kind, the name, and the root of what is XML."""
-    try:
-        relations = list(get_dependents(archive, get_rels_path(name)))
-    except (KeyError, etree.XMLSyntaxError):
-        return
-    for relation in relations:
+    for relation in _relations(archive, name):
         kind = str(relation.Type).rpartition("/")[2]
         root = None
         try:
@@ -73,7 +86,7 @@ def _comments(root: Any) -> Iterator[tuple[str, str]]:
     for element in root.iter():
         if isinstance(element.tag, str) and element.tag.endswith(("}comment", "}threadedComment")):
             texts = (e.text or "" for e in element.iter("{*}t", "{*}text"))
-            if text := one_line("".join(texts)):
+            if text := _BOILERPLATE.sub("", one_line("".join(texts))):
                 yield element.get("ref", ""), text
 
 

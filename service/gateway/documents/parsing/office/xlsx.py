@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -24,8 +24,9 @@ from openpyxl.utils.cell import coordinate_to_tuple, range_boundaries
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
 
-from kvstitch.service.gateway.documents.parsing.office.sheet_parts import parts_of
+from kvstitch.service.gateway.documents.parsing.office.sheet_parts import external_targets, parts_of
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -34,6 +35,7 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     one_line,
     places_warning,
+    struck,
 )
 from kvstitch.service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
 from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
@@ -140,6 +142,20 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     return out.finish(meaningful_title(book.properties.title or ""), warnings)
 
 
+_LINK = re.compile(
+    rb"<(?:\w+:)?hyperlink\s(?=[^>]*?\bref=[\"']([A-Z]+\d+))(?=[^>]*?:id=[\"']([^\"']+))"
+)
+_HYPERLINK = re.compile(r'=HYPERLINK\(\s*"([^"]+)"\s*(?:[,;]\s*"([^"]*)"\s*)?\)', re.I)
+
+
+def _links(xml: bytes, archive: Any, path: str) -> dict[tuple[int, int], str]:
+    """Return where cells (row, column) of a sheet lead."""
+    found = _LINK.findall(xml)
+    targets = external_targets(archive, path) if found else {}
+    return {coordinate_to_tuple(cell.decode()): targets.get(key.decode(), "")
+            for cell, key in found}  # fmt: skip
+
+
 class _Sheet:
     """Reads the rows of one sheet."""
 
@@ -149,6 +165,8 @@ class _Sheet:
         self._hidden_rows: set[int] = set()
         self._hidden_columns: set[int] = set()
         self._sheet, self._book = sheet, sheet.parent
+        self._links: dict[tuple[int, int], str] = {}
+        self._addresses = Addresses()
 
     def hides(self, cell: str) -> bool:
         """Return whether a cell (`B3`) is in a row or column that is hidden, once all are read."""
@@ -161,7 +179,10 @@ class _Sheet:
     def rows(self) -> Iterator[Row]:
         """Yield the rows that are not hidden, and a blank one where rows are missing."""
         with self._sheet._get_source() as source:
-            merged = [range_boundaries(ref.decode()) for ref in _MERGED.findall(source.read())]
+            xml = source.read()
+            merged = [range_boundaries(ref.decode()) for ref in _MERGED.findall(xml)]
+            self._links = _links(xml, self._book._archive, self._sheet._worksheet_path)
+            del xml
         coming = sorted(merged, key=lambda area: -area[1])
         active: dict[Merged, Cell] = {}
         hidden_columns: set[str] = set()
@@ -175,7 +196,7 @@ class _Sheet:
             for number, cells in parser.parse():
                 if number > MAX_ROWS:
                     break
-                values = {one["column"]: self._text(one) for one in cells}
+                values = {one["column"]: self._linked(number, one) for one in cells}
                 while coming and coming[-1][1] <= number:
                     area = coming.pop()
                     text = values.get(area[0], "") if area[1] == number else ""
@@ -195,6 +216,17 @@ class _Sheet:
             self._hidden_columns = _hidden_columns(parser)
         if hidden_columns:
             self.hidden["columns"] += len(hidden_columns)
+
+    def _linked(self, row: int, cell: dict[str, Any]) -> str:
+        """Return a cell as it is seen, with the address that it leads to."""
+        text = self._text(cell)
+        address = self._links.get((row, cell["column"]), "")
+        if text.startswith("=") and (found := _HYPERLINK.match(text)):
+            address, text = found[1], found[2] or found[1]
+        style = self._book._cell_styles[cell["style_id"]]
+        if text and style.fontId and self._book._fonts[style.fontId].strike:
+            text = struck(text)
+        return text + self._addresses.behind(text, address) if address else text
 
     def _text(self, cell: dict[str, Any]) -> str:
         value = cell["value"]
@@ -252,4 +284,9 @@ def _text_of(value: object) -> str:
             return value.isoformat(" ", "seconds")
         case date() | time():
             return value.isoformat()
+        case timedelta():
+            seconds = round(abs(value.total_seconds()))
+            sign = "-" if value < timedelta() else ""
+            left = f":{seconds % 60:02}" if seconds % 60 else ""
+            return f"{sign}{seconds // 3600}:{seconds // 60 % 60:02}{left}"
     return str(value)

@@ -5,6 +5,7 @@ Running headers and footers are kept where they first stand. PDFium reads the ch
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pypdfium2 as pdfium
@@ -12,6 +13,7 @@ import pypdfium2.raw as raw
 
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
     Bounds,
     ParsedFile,
     ParseWarning,
@@ -20,12 +22,14 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     places_warning,
 )
-from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from kvstitch.service.gateway.documents.parsing.pdf.layout import Line, beside, lines_of
 from kvstitch.service.gateway.documents.parsing.pdf.lines import (
     Vocabulary,
     paragraphs,
     without_running_lines,
 )
+from kvstitch.service.gateway.documents.parsing.pdf.page_tables import with_named_rows
+from kvstitch.service.gateway.documents.parsing.pdf.visible import VisibleWords
 from kvstitch.service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
 
 if TYPE_CHECKING:
@@ -79,7 +83,8 @@ class _Reading:
         self._empty: list[str] = []
         self._scans: list[str] = []
         self._unreadable: list[str] = []
-        self._readings = 0
+        self._left_out: Counter[str] = Counter()
+        self._addresses = Addresses()
 
     def page(self, index: int) -> int:
         """Read a page; returns how many characters it has."""
@@ -91,7 +96,9 @@ class _Reading:
             self.remarks.append([])
             self._empty.append(label)
             return 0
-        found = read_page(self._document, page)
+        share, fonts_inside = _picture_share(page), _has_fonts_inside(page)
+        visible = VisibleWords(page, below_picture=share > COVERED, fonts_inside=fonts_inside)
+        found = read_page(self._document, page, self._addresses, visible)
         text = "".join(word.text for word in found.words)
         missing: list[str] | None = None
         if found.unmapped > 0.2 * len(text) or _is_rubbish(text):
@@ -99,20 +106,22 @@ class _Reading:
         elif not text and not found.entries:
             if next(page.get_objects(max_depth=1), None) is not None:  # it is not blank
                 missing = self._empty
-        elif len(text) < FEW_CHARS and _picture_share(page) > COVERED:
+        elif len(text) < FEW_CHARS and share > COVERED:
             missing = self._scans
         words = found.words
         if missing is not None:
             # Letters of a font that is neither named by characters nor inside are drawn as others.
-            shown = missing is not self._unreadable or _has_fonts_inside(page)
+            shown = missing is not self._unreadable or fonts_inside
             if self._pictures is not None and shown:
                 words = self._pictures.words(*_picture(page), label) or found.words
             if words is found.words:
                 missing.append(label)
         lines, readings = lines_of(words, found.entries)
+        if words is found.words:
+            lines = [*beside(found.before, lines), *lines, *beside(found.behind, lines)]
         self.pages.append(lines)
         self.remarks.append(found.remarks)
-        self._readings += readings
+        self._left_out += Counter(readings_left_out=readings, hidden_text=visible.hidden)
         page.close()
         return sum(len(word.text) for word in words) + sum(map(len, found.remarks))
 
@@ -129,7 +138,8 @@ class _Reading:
     def finish(self, bounds: Bounds) -> ParsedFile:
         out = TextBuilder(bounds)
         vocabulary = Vocabulary(line.text for page in self.pages for line in page)
-        texts = paragraphs(without_running_lines(self.pages), vocabulary)
+        pages = with_named_rows(without_running_lines(self.pages))
+        texts = paragraphs(pages, vocabulary)
         for number, (text, remarks) in enumerate(zip(texts, self.remarks, strict=True), 1):
             out.mark("page", str(number))
             out.block(text)
@@ -140,46 +150,22 @@ class _Reading:
 
     def _warnings(self) -> list[ParseWarning]:
         attached = raw.FPDFDoc_GetAttachmentCount(self._document.raw)
-        warnings = [
-            places_warning(code, message, places)
-            for code, message, places in (
-                (
-                    "pages_without_text",
-                    f"pages without text, which may be scans: {{places}}; {self.advice}",
-                    self._empty,
-                ),
-                (
-                    "pages_mostly_pictures",
-                    "pages that a picture covers, with hardly any text, which may be scans: "
-                    f"{{places}}; {self.advice}",
-                    self._scans,
-                ),
-                (
-                    "text_without_unicode",
-                    "pages with fonts that do not say which characters they show, whose text is "
-                    f"wrong: {{places}}; print the file to a new PDF, or {self.advice}",
-                    self._unreadable,
-                ),
-            )
-            if places
-        ]
+        said = (
+            ("pages_without_text", "without text, which may be scans: {places}; ", self._empty),
+            ("pages_mostly_pictures", "that a picture covers, with hardly any text, which may be "
+             "scans: {places}; ", self._scans),
+            ("text_without_unicode", "with fonts that do not say which characters they show, whose "
+             "text is wrong: {places}; print the file to a new PDF, or ", self._unreadable),
+        )  # fmt: skip
+        warnings = [places_warning(code, f"pages {message}{self.advice}", places)
+                    for code, message, places in said if places]  # fmt: skip
         if attached > 0:
-            warnings.append(
-                ParseWarning(
-                    "embedded_files",
-                    f"{attached} files inside the PDF are not read: save and ingest them",
-                    count=attached,
-                )
-            )
+            message = f"{attached} files inside the PDF are not read: save and ingest them"
+            warnings.append(ParseWarning("embedded_files", message, count=attached))
         if self._document.get_formtype() in (raw.FORMTYPE_XFA_FULL, raw.FORMTYPE_XFA_FOREGROUND):
-            warnings.append(
-                ParseWarning(
-                    "xfa_form",
-                    "a form of Adobe LiveCycle (XFA): what was filled in may be missing; "
-                    "print the file to a new PDF",
-                )
-            )
-        warnings += left_out_warnings({"readings_left_out": self._readings})
+            message = "a form of Adobe LiveCycle (XFA): what was filled in may be missing; "
+            warnings.append(ParseWarning("xfa_form", f"{message}print the file to a new PDF"))
+        warnings += left_out_warnings(self._left_out)
         return warnings + (self._pictures.warnings() if self._pictures else [])
 
 

@@ -97,6 +97,17 @@ def lines_of(words: Sequence[Word], entries: Sequence[Word] = ()) -> tuple[list[
     return lines, readings
 
 
+def beside(runs: Sequence[Sequence[Word]], lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of words that are turned otherwise than the page's; they take a place in its
+    middle, as they are neither its header nor its footer."""
+    found = [line for run in runs for line in lines_of(run)[0]]
+    middle = statistics.median(line.row.middle for line in lines) if lines else 0.0
+    for line in found:
+        half = line.row.height / 2
+        line.row.y0, line.row.y1 = middle - half, middle + half
+    return found
+
+
 def _rows(words: Sequence[Word]) -> list[Row]:
     rows: list[Row] = []
     for word in words:

@@ -9,12 +9,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
-from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParseWarning
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Addresses,
+    Bounds,
+    ParseWarning,
+    lowered,
+    raised,
+)
+from kvstitch.service.gateway.documents.parsing.pdf.visible import VisibleWords
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +52,7 @@ class Word:
     y1: float
     breaks: bool = False
     apart: bool = True
+    quarters: int = 0  # by which it is turned
 
     @property
     def height(self) -> float:
@@ -77,27 +86,42 @@ def picture_words(bounds: Bounds) -> PictureWords | None:
 
 @dataclass
 class PageWords:
-    """What stands on a page."""
+    """What stands on a page; words that are turned otherwise than most stand in runs beside these,
+    before and behind them."""
 
     words: list[Word]
+    before: list[list[Word]]
+    behind: list[list[Word]]
     unmapped: int
     entries: list[Word]
     remarks: list[str]
 
 
-def read_page(document: pdfium.PdfDocument, page: pdfium.PdfPage) -> PageWords:
-    """Read a page's words, form fields and remarks."""
+def read_page(
+    document: pdfium.PdfDocument, page: pdfium.PdfPage, addresses: Addresses, visible: VisibleWords
+) -> PageWords:
+    """Read a page's words, form fields and remarks, and where its links lead."""
     text = page.get_textpage()
     try:
-        words, quarters, unmapped = _turned_words(text.raw)
+        words, unmapped = _turned_words(text.raw, visible)
     finally:
         text.close()
     entries, remarks = _annotations(document, page)
-    quarter, count = max(quarters.items(), key=lambda one: one[1], default=(0, 0))
-    if quarter in (1, 3) and 2 * count > len(words):
-        for word in (*words, *entries):
-            _turn(word, quarter)
-    return PageWords(words, unmapped, entries, remarks)
+    _write_addresses(document, page, words, addresses)
+    turns = Counter(word.quarters for word in words)
+    most = max(turns, key=lambda one: turns[one], default=0)
+    for word in words:
+        _turn(word, word.quarters)
+    for entry in entries:
+        _turn(entry, most)
+    runs = [(q, list(run)) for q, run in groupby(words, key=lambda word: word.quarters)]
+    first = next((n for n, (quarters, _) in enumerate(runs) if quarters == most), 0)
+    return PageWords(
+        [word for word in words if word.quarters == most],
+        [run for _, run in runs[:first]],
+        [run for quarters, run in runs[first:] if quarters != most],
+        unmapped, entries, remarks,
+    )  # fmt: skip
 
 
 def _turn(word: Word, quarter: int) -> None:
@@ -106,13 +130,12 @@ def _turn(word: Word, quarter: int) -> None:
         word.x0, word.x1, word.y0, word.y1 = word.y0, word.y1, -word.x1, -word.x0
 
 
-def _turned_words(text: Any) -> tuple[list[Word], Counter[int], int]:
-    """Return words, how many are turned by so many quarters, and unmapped characters."""
+def _turned_words(text: Any, visible: VisibleWords) -> tuple[list[Word], int]:
+    """Return the words that are seen, and how many characters are unmapped."""
     unicode, box_of = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
     box = raw.FS_RECTF()
     words: list[Word] = []
     chars: list[str] = []
-    quarters: Counter[int] = Counter()
     first = last = unmapped = 0
     breaks = apart = True
 
@@ -124,13 +147,21 @@ def _turned_words(text: Any) -> tuple[list[Word], Counter[int], int]:
             box_of(text, last, box)
             x0, x1 = min(x0, box.left), max(x1, box.right)
             y0, y1 = min(y0, box.bottom), max(y1, box.top)
-            word = Word(_plain("".join(chars)), x0, x1, y0, y1, breaks, apart)
+            # PDFium counts angles clockwise. What stands on its head is read as it stands.
+            quarters = -round(raw.FPDFText_GetCharAngle(text, first) / (math.pi / 2)) % 4
+            turned = quarters if quarters in (1, 3) else 0
+            height = x1 - x0 if turned else y1 - y0
+            if not visible.shows("".join(chars), x0, y0, x1, y1, height):
+                chars.clear()
+                return
+            word = Word("", x0, x1, y0, y1, breaks, apart, turned)
+            before = words[-1] if words and not breaks else None
+            small, joined = _with_small_digits(text, first, chars, turned, before)
+            word.text, word.apart = _plain(small), apart and not joined
             words.append(word)
             # Of a word either all characters are known or none.
             if raw.FPDFText_HasUnicodeMapError(text, first) == 1:
                 unmapped += len(chars)
-            # PDFium counts angles clockwise.
-            quarters[-round(raw.FPDFText_GetCharAngle(text, first) / (math.pi / 2)) % 4] += 1
             chars.clear()
             breaks = apart = False
 
@@ -150,7 +181,41 @@ def _turned_words(text: Any) -> tuple[list[Word], Counter[int], int]:
             last = index
             chars.append(chr(code))
     end()
-    return words, quarters, unmapped
+    return words, unmapped
+
+
+def _with_small_digits(
+    text: Any, first: int, chars: list[str], turned: int, before: Word | None
+) -> tuple[str, bool]:
+    """Return a word with its small digits told apart from its number, and whether it is all small
+    and belongs to the word before."""
+    whole = "".join(chars)
+    if not any(map(str.isdecimal, chars)) or (before is None and whole.isdecimal()):
+        return whole, False
+    boxes = []
+    rect = raw.FS_RECTF()
+    for index in range(first, first + len(chars)):
+        raw.FPDFText_GetLooseCharBox(text, index, rect)
+        boxes.append(Word("", rect.left, rect.right, rect.bottom, rect.top))
+        _turn(boxes[-1], turned)
+    out, base = "", boxes[0]
+    if before is not None and boxes[0].height < 0.8 * before.height:
+        near = Word("", before.x0, before.x1, before.y0, before.y1)
+        _turn(near, turned)
+        if abs(boxes[0].x0 - near.x1) < 0.15 * near.height and near.y0 < boxes[0].middle:
+            out, base = before.text, near
+    start = len(out)
+    small = [box.height < 0.8 * base.height for box in boxes]
+    high = [box.middle > base.middle for box in boxes]
+    for (is_small, is_high), run in groupby(
+        range(len(chars)), lambda n: (small[n], small[n] and high[n])
+    ):
+        part = "".join(chars[n] for n in run)
+        behind = whole[len(out) - start + len(part) :]
+        if is_small:
+            part = raised(out, part, behind) if is_high else lowered(out, part)
+        out += part
+    return out[start:], start > 0 and out[start:] != whole
 
 
 def _plain(text: str) -> str:
@@ -190,6 +255,29 @@ def _annotations(
             raw.FPDFAnnot_GetRect(annotation, box)
             entries.append(Word(said, box.left, box.right, box.bottom, box.top))
     return entries, remarks
+
+
+def _write_addresses(
+    document: pdfium.PdfDocument, page: pdfium.PdfPage, words: list[Word], addresses: Addresses
+) -> None:
+    """Write where links lead behind the last of their words."""
+    linked: dict[str, list[Word]] = {}
+    for annotation in _each_annotation(page):
+        link = raw.FPDFAnnot_GetLink(annotation)
+        action = raw.FPDFLink_GetAction(link) if link else None
+        size = raw.FPDFAction_GetURIPath(document.raw, action, None, 0) if action else 0
+        if size > 1:
+            buffer, box = ctypes.create_string_buffer(size), raw.FS_RECTF()
+            raw.FPDFAction_GetURIPath(document.raw, action, buffer, size)
+            raw.FPDFAnnot_GetRect(annotation, box)
+            linked.setdefault(buffer.value.decode("utf-8", "replace"), []).extend(
+                word for word in words
+                if box.left <= (word.x0 + word.x1) / 2 <= box.right
+                and box.bottom <= word.middle <= box.top
+            )  # fmt: skip
+    for address, on in linked.items():
+        if on:
+            on[-1].text += addresses.behind("".join(word.text for word in on), address)
 
 
 def _each_annotation(page: pdfium.PdfPage) -> Iterator[Any]:

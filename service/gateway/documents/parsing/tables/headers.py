@@ -149,6 +149,7 @@ def _value_below(row: Row, other: Row, name: Cell) -> str:
 def kind(text: str) -> Kind:
     """Return what a cell looks like: an amount, a date or year, something else that is no name
     (an address, yes or no, a sentence), or words."""
+    text = text.strip("~")  # of what is struck through
     if _PERIOD.fullmatch(text):
         return "period"
     if _AMOUNT.fullmatch(text):

@@ -45,8 +45,19 @@ def add_rows(
     """
     table = _Table(out, delimited=delimited)
     laid = cast(Iterator[Row], iter(rows)) if laid_out else grid(rows)
+    above: Row = []  # the last row before a block
     for number, block in enumerate(_blocks(laid)):
         head = list(islice(block, LOOK_AHEAD))
+        if headers is None and (gutter := _gutter(head, above, trusted=delimited)):
+            # Two tables stand side by side: the right one is written below the left one.
+            both = [*head, *block]
+            if not any(row[gutter].text for row in both if len(row) > gutter):
+                for side in (slice(gutter), slice(gutter + 1, None)):
+                    own = [row[side] for row in both]
+                    table.count += add_rows(out, own, delimited=delimited, laid_out=True)
+                table.names = []
+                continue
+            head, block = both, iter(())
         if headers is not None:
             table.block(head, (0, headers) if headers and not number else None)
         elif table.goes_on_in(head):
@@ -54,10 +65,34 @@ def add_rows(
         else:
             table.names = []
             table.block(head, find_header(head, trusted=delimited, pairs=laid_out))
+        above = head[-1]
         for row in block:
             table.row(row)
     out.gap()
     return table.count
+
+
+def _gutter(rows: Sequence[Row], above: Row, *, trusted: bool) -> int:
+    """Return a blank column between two tables; 0: none, or it only sets columns of one apart.
+
+    What tells two: each has a header, and they have titles, other rows, or the same names.
+    """
+    for column in range(2, max(map(len, rows)) - 2):
+        if any(len(row) > column and row[column].text for row in rows):
+            continue
+        sides = [[row[side] for row in rows] for side in (slice(column), slice(column + 1, None))]
+        filled = [[row for row in side if distinct(row)] for side in sides]
+        heads = [find_header(side, trusted=trusted, pairs=True) for side in filled]
+        if not all(heads):
+            continue
+        names = [{cell.text for cell in side[sum(head) - 1] if cell.text}
+                 for side, head in zip(filled, heads, strict=True) if head]  # fmt: skip
+        titles = all(head and head[0] for head in heads)
+        if len(distinct(above)) == 2 and len(above) > column + 1:
+            titles |= bool(above[0].text and above[column + 1].text)
+        if titles or len(filled[0]) != len(filled[1]) or names[0] & names[1]:
+            return column
+    return 0
 
 
 def _blocks(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
@@ -113,24 +148,28 @@ class _Table:
         )
 
     def row(self, row: Row) -> None:
-        cells = distinct(row)
         self.count += 1
         if _texts(row) in self._header:
             return  # the header again, as at the top of a printed page
         names = self.names
         if self._delimited and len(_texts(row)) > len(names):
             names = []
-        # A cell by itself in a row of many columns is a heading or a note, and belongs to none.
-        alone = len(cells) == 1 and (len(names) > 2 or cells[0].columns > 1)
-        if alone or not names:
-            self._out.line(_without_names(cells))
-            return
-        parts = []
-        for cell in cells:
-            own = [n for n, other in zip(names, row, strict=False) if other is cell and n]
-            name = ", ".join(dict.fromkeys(own))
-            parts.append(f"{name}: {cell.text}" if name else cell.text)
-        self._out.line(SEPARATOR.join(parts))
+        self._out.line(named_row(row, names))
+
+
+def named_row(row: Row, names: Sequence[str]) -> str:
+    """Return a row as a line, in which every cell names its column."""
+    cells = distinct(row)
+    # A cell by itself in a row of many columns is a heading or a note, and belongs to none.
+    alone = len(cells) == 1 and (len(names) > 2 or cells[0].columns > 1)
+    if alone or not names:
+        return _without_names(cells)
+    parts = []
+    for cell in cells:
+        own = [n for n, other in zip(names, row, strict=False) if other is cell and n]
+        name = ", ".join(dict.fromkeys(own))
+        parts.append(f"{name}: {cell.text}" if name else cell.text)
+    return SEPARATOR.join(parts)
 
 
 def _texts(row: Row) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.parser import FileLimits, parse_file
 from tests.service.gateway.documents.office_files import make_docx
-from tests.service.gateway.documents.parsing.test_mail import HEAD, multi, part
+from tests_formats.test_mail import HEAD, multi, part
 
 LIMITS = FileLimits(pages=50, chars=100_000, cpu_s=20, memory_bytes=512 << 20)
 SECRET = "the-secret-of-the-machine"

@@ -8,7 +8,6 @@ import pytest
 
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
-from kvstitch.service.gateway.documents.parsing import mail
 from kvstitch.service.gateway.documents.parsing.file_kinds import (
     UNREAD,
     file_kind,
@@ -20,7 +19,6 @@ from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, Fi
 from tests.service.gateway.documents.office_files import make_zip
 
 BOUNDS = Bounds(50, 100_000)
-HEAD = "From: Ada <ada@example.org>\nDate: Tue, 4 Mar 2025 10:00:00 +0000\n"
 
 
 def markdown(text: str) -> ParsedFile:
@@ -47,24 +45,6 @@ def test_metadata_and_comments_of_markdown(text: str, stored: str, title: str) -
     assert bool(found.warnings) is ("secret" in text)
 
 
-def test_mailboxes_and_saved_pages() -> None:
-    one = f"From a@b.org Tue Mar  4 10:00:00 2025\n{HEAD}Subject: {{}}\n\n{{}}\n\n"
-    box = one.format("First", "The pier is shut.") + one.format("Second", "From now on it is open.")
-    assert file_kind("old", "", box.encode()) == "eml"
-    found = mail.parse(box.encode(), BOUNDS)
-    assert [label for _, _, label in found.marks] == ["First", "Second"]
-    assert "The pier is shut." in found.text and "From now on it is open." in found.text
-    saved_page = (
-        "From: <Saved>\nSubject: Fares\nMIME-Version: 1.0\n"
-        'Content-Type: multipart/related; boundary="b"\n\n'
-        "--b\nContent-Type: text/html; charset=utf-8\n\n<p>It is 12 crowns.</p>\n--b\n"
-        "Content-Type: image/png\nContent-Transfer-Encoding: base64\n\nAAEC\n--b--\n"
-    )
-    assert file_kind("a.mht", "", saved_page.encode()) == "eml"
-    found = mail.parse(saved_page.encode(), BOUNDS)
-    assert (found.text, found.title) == ("It is 12 crowns.", "Fares")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
@@ -75,7 +55,6 @@ def test_mailboxes_and_saved_pages() -> None:
         ("a.xlsx", b"Boat;Fee\nFerry;40\n", "csv"),
         ("a.docx", b"A plain letter.", "text"),
         ("a.pdf", "Größe".encode(), "text"),
-        ("a.txt", b"Received: by x\n\twith y\nFrom: a@b.org\n\nHi", "eml"),
         ("a.txt", b"From now on: the pier is open.\nSubject: none", "text"),
         ("a.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "office"),
         ("a.docx", b"", "office"),
@@ -95,6 +74,7 @@ def test_a_file_is_what_it_holds_not_what_it_is_called(
         ("a.key", make_zip({"index.apxl": "x"}), "export it as PDF"),
         ("a.mp3", b"ID3\x03\0abc", "sound or film"),
         ("a.db", b"SQLite format 3\0", "export its tables"),
+        ("a.jpg", b"\xff\xd8\xff\xe0", "install kvstitch-ocr"),
         ("a.rar", b"Rar!\x1a\7\0", "unpack it"),
     ],
 )
@@ -114,6 +94,8 @@ async def test_what_has_no_parser_is_refused_with_what_to_do(
         (b'{\n "cells": [', "a notebook of Jupyter"),
         (b'{"nbformat": 4', "a notebook of Jupyter"),
         ("<?xml version='1.0'?><a/>".encode("utf-16"), "XML"),
+        (b"From a@b.org Tue Mar  4 10:00:00 2025\nSubject: x\n", "an e-mail"),
+        (b"Received: by x\n\twith y\nFrom: a@b.org\n\nHi", "an e-mail"),
     ],
 )
 def test_what_a_plugin_would_read_names_it(content: bytes, says: str) -> None:
