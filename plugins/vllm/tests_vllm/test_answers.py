@@ -202,6 +202,8 @@ def test_the_gate_compares_what_vllm_answers(vllm, model, twelve, tmp_path_facto
             assert checks("disagree") > 0
         finally:
             vllm.spoils = False
+        service.sigterm()  # a worker that was killed would leave its folder to other tests
+        assert service.exit_code() == 0
 
 
 def test_vllm_ends_midway(service, vllm):
