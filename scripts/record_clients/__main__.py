@@ -239,8 +239,8 @@ def main() -> None:
             for what, scripted in CLAUDE_RUNS.items() if CLAUDE.is_dir() else ():
                 run_claude(recorder, what, scripted)
             if ANTHROPIC.is_file():
-                script = str(HERE / "anthropic_requests.py")
-                run([str(ANTHROPIC), script, f"{recorder.url}/anthropic"])
+                asks = str(HERE / "anthropic_requests.py")
+                run([str(ANTHROPIC), asks, f"{recorder.url}/anthropic"])
             if (node := shutil.which("node")) and NODE_MODULES.is_dir():
                 script = NODE_MODULES.parent / "openai_node.mjs"
                 shutil.copyfile(SCRIPTS / script.name, script)
