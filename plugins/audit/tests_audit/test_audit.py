@@ -554,7 +554,7 @@ def test_no_secret_setting_is_recorded() -> None:
         "oidc_client_scopes", "oidc_groups_claim", "oidc_issuer", "oidc_quotas",
         "oidc_scopes", "oidc_scopes_claim", "oidc_tenant", "oidc_tenant_claim",
         "prefix_mode", "public_url", "reranker_model", "s3_region", "s3_url", "unanswerable_text",
-        "worker_addresses", "write_tiers",
+        "vllm_args", "vllm_python", "worker_addresses", "write_tiers",
     }  # fmt: skip
     secret = hidden(all_settings())
     kinds = {name: str(field.annotation) for name, field in all_settings().model_fields.items()}
