@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from kvstitch.retriever.analysis import languages
 from kvstitch.retriever.analysis.analyser import Term, analyse_query, plain_words
 from kvstitch.retriever.documents import Passage
+from kvstitch.retriever.search import MOST_OF_A_WORD
 
 FLOOR: Final = 0.5
 """Passages of a lower relevance are not about the question."""
@@ -95,13 +96,12 @@ def evidence(
         lead = nearest - (sum(cosines) - nearest) / (len(cosines) - 1)
     return Evidence(
         held=max(sum(rarity[term] for term in rarity if each.hold(term)) for each in texts) / total,
-        matched=max(matches) / (_MOST_OF_A_WORD * total) if matches else None,
+        matched=max(matches) / (MOST_OF_A_WORD * total) if matches else None,
         cosine=nearest,
         lead=lead,
     )
 
 
-_MOST_OF_A_WORD = 2.2  # times its idf: what BM25 gives for it at most, K1 + 1
 _ALIKE = 1  # characters that a word, its stem and most misspellings begin with
 _LEAST_PART = 5  # characters of a stem that is looked for within compounds
 
