@@ -1,12 +1,15 @@
-"""A data folder for one service of a test."""
+"""A data folder for one service of a test, and what may become of a folder."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 
 @contextmanager
@@ -20,3 +23,16 @@ def data_folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kv-", dir=memory if roomy else None))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A file system that somebody has mounted anew."""
+    for command in (["mount", "--bind", str(folder), str(folder)],
+                    ["mount", "-o", "remount,bind,ro", str(folder)]):  # fmt: skip
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

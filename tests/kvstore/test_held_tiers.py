@@ -4,7 +4,6 @@ another tier answers, and it is used again when it is let go. docs/operations.md
 from __future__ import annotations
 
 import resource
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +15,7 @@ import redis
 from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstitch.kvstore.tier_caller import BreakerSettings
 from kvstitch.kvstore.tiers.base import Tier
+from tests.data_folder import read_only
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 from tests.kvstore.fake_tier import let_cool_down
 from tests.redis_server import RedisServer, redis_server
@@ -33,18 +33,6 @@ def small_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    for command in (["mount", "--bind", str(folder), str(folder)],
-                    ["mount", "-o", "remount,bind,ro", str(folder)]):  # fmt: skip
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("no file system can be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextmanager

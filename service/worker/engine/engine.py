@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvstitch.service.errors import InvalidRequest, KvstitchError
+from kvstitch.service.errors import InvalidRequest, InvalidSetting, KvstitchError
 from kvstitch.service.messages.replies import Reply
 from kvstitch.service.messages.requests import Generate
 from kvstitch.service.worker.engine.answering import Answering, Endings
@@ -87,6 +87,11 @@ class Engine:
         facts: ModelFacts | None = None,
         grammars: Grammars | None = None,
     ) -> None:
+        if options.hand_over and (decoder.mixers or decoder.values_are_keys):
+            raise InvalidSetting(
+                f"models of the family {decoder.family} are not handed over to another engine: "
+                "they do not keep a key and a value for each token and head; leave engine out"
+            )
         self.decoder = decoder
         self.store = loader.store
         self.loader = loader

@@ -103,11 +103,6 @@ class Admission:
                 "fusion and eviction must leave all KV of a prompt that is handed over to another "
                 "engine, and the worker's settings name that engine"
             )
-        if request.hand_over and self.facts.stateful:
-            raise InvalidRequest(
-                "a prompt of this model cannot be handed over to another engine: its layers keep "
-                "a state, which is not handed over with KV"
-            )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         if not 0 <= request.history < len(request.question):

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import redis
 
+from tests.data_folder import read_only
 from tests.postgresql_server import postgresql_server
 from tests.redis_server import redis_server
 from tests.service.gateway.rig import running, until
@@ -126,19 +127,6 @@ def test_a_folder_of_uploads_that_is_read_only(folder: Path, data: Path) -> None
             said = error["detail"]
             assert "Read-only file system" in said and str(spool) not in said
         assert rig.ingest(document()["documents"])["state"] == "succeeded"
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A file system that somebody has mounted anew."""
-    for command in (["mount", "--bind", str(folder), str(folder)],
-                    ["mount", "-o", "remount,bind,ro", str(folder)]):  # fmt: skip
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("no file system can be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_an_index_that_is_read_only(folder: Path, data: Path) -> None:

@@ -93,17 +93,14 @@ class Mixtral(ExpertsModel):
         return chosen / chosen.sum(-1, keepdim=True)
 
 
-class Qwen2Moe(ExpertsModel):
-    """Qwen1.5 and Qwen2 with experts: biases on q, k and v, and one expert more that all rows
-    share."""
+class SharedExperts(ExpertsModel):
+    """Experts, and one more that all rows share, which has the name `shared`."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.intermediate += int(self.config.shared_expert_intermediate_size)
+    shared = "shared_experts"
 
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
         # Past ExpertsModel, which has no projections for a layer with experts.
-        return DecoderModel.mlp_projections(self, getattr(mlp, "shared_expert", mlp))
+        return DecoderModel.mlp_projections(self, getattr(mlp, self.shared, mlp))
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp, projections = self.blocks[layer].mlp, self.projections[layer]
@@ -112,10 +109,25 @@ class Qwen2Moe(ExpertsModel):
             return routed
         assert projections.gate_up is not None and projections.down is not None
         gate, up = projections.gate_up(x, batch=batch).chunk(2, dim=-1)
-        inner = activation_of(mlp.shared_expert)(gate).mul_(up)
-        out = projections.down(inner, batch=batch)
-        share = cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid()
-        return routed + share * out
+        inner = activation_of(getattr(mlp, self.shared))(gate).mul_(up)
+        return routed + self.shared_part(mlp, x, projections.down(inner, batch=batch), batch)
+
+    def shared_part(self, mlp: Any, x: Tensor, out: Tensor, batch: bool) -> Tensor:
+        """Return what a layer adds of its shared expert's output for the rows x."""
+        return out
+
+
+class Qwen2Moe(SharedExperts):
+    """Qwen1.5 and Qwen2 with experts: biases on q, k and v, and a shared expert with a gate."""
+
+    shared = "shared_expert"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.intermediate += int(self.config.shared_expert_intermediate_size)
+
+    def shared_part(self, mlp: Any, x: Tensor, out: Tensor, batch: bool) -> Tensor:
+        return cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid() * out
 
 
 class Qwen3Moe(ExpertsModel):

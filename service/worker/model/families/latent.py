@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from kvstitch.service.worker.kernels.cpu import cpu_linear
-from kvstitch.service.worker.model.decoder import DecoderModel, activation_of
-from kvstitch.service.worker.model.families.experts import ExpertsModel
+from kvstitch.service.worker.model.families.experts import SharedExperts
 from kvstitch.service.worker.model.projection import LayerProjections, Projection, fuse, norm
-from kvstitch.service.worker.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def by_head(x: Tensor, weights: Tensor, batch: bool) -> Tensor:
     return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)
 
 
-class DeepseekV2(ExpertsModel):
+class DeepseekV2(SharedExperts):
     """DeepSeek-V2: multi-head latent attention, of which a compressed row per token is kept;
     experts of which some are shared, chosen within the best groups."""
 
@@ -126,20 +124,6 @@ class DeepseekV2(ExpertsModel):
         output = LatentOutput(to_value, fuse(attention.o_proj))
         gate_up, down = self.mlp_projections(block.mlp) or (None, None)
         return LayerProjections(qkv, output, gate_up, down)
-
-    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
-        # Past ExpertsModel, which has no projections for a layer with experts.
-        return DecoderModel.mlp_projections(self, getattr(mlp, "shared_experts", mlp))
-
-    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
-        mlp, projections = self.blocks[layer].mlp, self.projections[layer]
-        routed = yield from super().mlp(layer, x, batch)
-        if not hasattr(mlp, "experts"):
-            return routed
-        assert projections.gate_up is not None and projections.down is not None
-        gate, up = projections.gate_up(x, batch=batch).chunk(2, dim=-1)
-        inner = activation_of(mlp.shared_experts)(gate).mul_(up)
-        return routed + projections.down(inner, batch=batch)
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
         scores = self._router(mlp, x, batch).softmax(-1)

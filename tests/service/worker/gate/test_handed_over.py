@@ -9,13 +9,14 @@ from typing import Self
 import pytest
 from torch import Tensor
 
+from kvstitch.service.errors import InvalidSetting
 from kvstitch.service.messages.replies import HandedOver
 from kvstitch.service.messages.requests import Generate, Method
 from kvstitch.service.worker.gate.correctness_gate import MAX_PENDING
 from kvstitch.service.worker.gate.policy import Observation
 from tests.service.worker.engines import DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.gate.gated_engine import ALL, BROKEN, check, gate_of, state_of
-from tests.service.worker.tiny import Q, S, Tiny
+from tests.service.worker.tiny import Q, S, Tiny, tiny
 
 GOOD, BAD = Observation(0.01, True), Observation(4.0, False)
 
@@ -56,6 +57,12 @@ def hand(r: Rig, name: str, fusion: Method = BROKEN) -> HandedOver:
     r.engine.abort(name, "loaded")
     r.run()
     return found[0]
+
+
+def test_latent_rows_are_not_handed_over() -> None:
+    refused = pytest.raises(InvalidSetting, match="family deepseek_v2")
+    with refused, rig(tiny("deepseek_v2"), hand_over=Room()):
+        pass
 
 
 def test_what_it_is_told_counts_and_nothing_is_computed_here(r: Rig) -> None:

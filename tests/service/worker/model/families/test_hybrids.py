@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from kvstitch.service.errors import InvalidRequest, ModelRefused
+from kvstitch.service.errors import InvalidRequest, InvalidSetting, ModelRefused
 from kvstitch.service.gateway.answers.methods import _built_in
 from kvstitch.service.messages.requests import ChunkTokens, Method
 from kvstitch.service.worker.forward import selfcheck
@@ -192,6 +192,12 @@ def test_methods_that_compute_single_rows_are_refused_by_name(model: Tiny) -> No
                 r.submit(Method(name))
         with pytest.raises(InvalidRequest, match="exact_layers must be 0"):
             r.submit(Method("pie", {"exact_layers": 1}))
+
+
+def test_states_are_not_handed_over(model: Tiny) -> None:
+    refused = pytest.raises(InvalidSetting, match="not handed over to another engine")
+    with refused, rig(model, hand_over=cast(Any, object())):
+        pass
 
 
 def test_the_default_of_a_hybrid_is_pie(model: Tiny) -> None:
