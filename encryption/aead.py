@@ -11,8 +11,6 @@ moved elsewhere does not open:
     magic 4 | key id 16 | salt 24 | AES-256-GCM of the value, tag 16      44 + n + 16 bytes
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """The keys in memory: for each owner the key that seals now, and all that still open; errors."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence

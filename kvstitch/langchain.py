@@ -1,7 +1,5 @@
 """LangChain: a retriever and embeddings that ask a kvstitch service (extra `langchain`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langchain_core.callbacks import (

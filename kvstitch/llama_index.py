@@ -1,7 +1,5 @@
 """LlamaIndex: a retriever that asks a kvstitch service (extra `llamaindex`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever

@@ -44,8 +44,6 @@ command line adds one more, `kvstitch.service.cli.options.CommandError`: what a 
 with.
 """
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 

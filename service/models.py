@@ -8,8 +8,6 @@ whatever else  plugins make folders of (`model_source`): a .gguf file, or a name
 It is told apart without opening any file. Nothing here knows the gateway or the worker.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvstitch.service.errors import ModelRefused, ModelUnavailable

@@ -3,8 +3,6 @@
 Everything that waits goes through its transport.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A call of the API as a value: what is sent, and how the answer is read. The clients send it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

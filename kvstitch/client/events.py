@@ -1,7 +1,5 @@
 """Reads what the service answers: records of JSON, and the events of a streamed answer."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What calls take: options as keyword arguments, and files. docs/api.md says what each means."""
 
-from __future__ import annotations
-
 import json
 import mimetypes
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Of a class without a docstring the API says nothing more; what programs should k
 a comment.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any, Literal
 

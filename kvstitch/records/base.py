@@ -1,7 +1,5 @@
 """What makes a class a record: frozen, with names for all fields, and described to pydantic."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field

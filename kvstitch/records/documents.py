@@ -1,7 +1,5 @@
 """Documents, jobs and deletions. Docstrings and descriptions are part of /openapi.json."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any, Literal
 

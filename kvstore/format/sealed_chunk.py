@@ -13,8 +13,6 @@ authenticated with each, the spec and the tags' number with `inner`. So a block 
 place of another, of this chunk or any other.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -5,8 +5,6 @@ service through kvstitch.client.
 Each command with its arguments is in a file of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

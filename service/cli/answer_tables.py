@@ -1,7 +1,5 @@
 """Prints answers, dry runs and comparisons as tables."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

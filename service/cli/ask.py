@@ -5,8 +5,6 @@ after another, so that none slows another down. A later method finds in the memo
 earlier one has loaded; the tier column shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """`kvstitch config`: the settings that a service would have, where from, and what is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

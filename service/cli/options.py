@@ -1,7 +1,5 @@
 """What commands share: options, settings and the client made of them, and how a command fails."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

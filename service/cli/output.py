@@ -3,8 +3,6 @@
 Text from documents is never interpreted as markup, and cannot control the terminal.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import datetime

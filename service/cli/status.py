@@ -1,7 +1,5 @@
 """`kvstitch status`: shows the state of a running service."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The FastAPI application around a gateway: routes, errors, lifespan."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain

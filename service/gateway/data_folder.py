@@ -5,8 +5,6 @@ makes room. So nothing fails of it for good: uploads and deletions are refused w
 jobs wait, and what is stored can be read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

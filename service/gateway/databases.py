@@ -1,7 +1,5 @@
 """The databases of a gateway: files in its data folder, or PostgreSQL, which gateways share."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -3,8 +3,6 @@
 Errors say which field is wrong and what to send instead, also where FastAPI has validated.
 """
 
-from __future__ import annotations
-
 import json
 import reprlib
 from collections.abc import Sequence

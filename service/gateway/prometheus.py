@@ -4,8 +4,6 @@ All metrics are declared in `kvstitch.service.shared.metrics`. There is no globa
 gateway has its own GatewayMetrics.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

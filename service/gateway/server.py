@@ -9,8 +9,6 @@ that sends a byte of a header now and then costs it a connection; one that never
 costs a place among the answers in flight, and the worker its memory. `with_deadlines` ends both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

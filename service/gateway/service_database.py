@@ -1,7 +1,5 @@
 """A database of the service's own tables, whose errors are the service's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

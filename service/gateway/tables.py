@@ -19,8 +19,6 @@ of a key and of who sent a job; `writes` are groups of their pens, NULL: those o
 documents, as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import sqlalchemy as sa

@@ -6,8 +6,6 @@ listed     by a source of addresses, for as long as it lists them; other gateway
 One process that the gateway starts is spoken to directly, all others through a pool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

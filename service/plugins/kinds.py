@@ -4,8 +4,6 @@ Where a declaration names code as "package.module:name", it is imported where it
 may be another process: the worker's, or one that parses a file.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

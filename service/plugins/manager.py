@@ -1,7 +1,5 @@
 """Loads the plugins of a process, once, when they are first asked for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import cache

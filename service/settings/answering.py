@@ -1,7 +1,5 @@
 """The model, its adapters, how it computes, and how documents are cut and found for it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

@@ -16,8 +16,6 @@ it may stand alone in a model's folder. The file in the data folder comes first,
 model's folder; one that was made for another model is not used.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Kinds of fields that several settings share, secrets among them, and default folders."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Final

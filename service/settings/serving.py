@@ -1,7 +1,5 @@
 """Who may use the service, what one call may hold, and the worker processes."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

@@ -5,8 +5,6 @@ Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DA
 come before the environment, this before the file, and the file before the defaults.
 """
 
-from __future__ import annotations
-
 import os
 from contextvars import ContextVar
 from pathlib import Path

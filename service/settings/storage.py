@@ -1,7 +1,5 @@
 """Where documents, jobs, keys and KV are kept, and what encrypts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

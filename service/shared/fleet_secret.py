@@ -11,8 +11,6 @@ Source:
     RFC 5869 (HKDF); ZeroMQ RFC 26 (CurveZMQ).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

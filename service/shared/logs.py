@@ -6,8 +6,6 @@
 that is for whoever reads stderr (journald, a container engine).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

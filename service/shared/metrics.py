@@ -7,8 +7,6 @@ The gateway counts its own (`kvstitch.service.gateway.prometheus`). The worker s
 value) about every second; a histogram travels as its `_bucket` and `_sum` samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

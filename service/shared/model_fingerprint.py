@@ -4,8 +4,6 @@ It covers weights, config with RoPE, tokenizer, chat template, and how weights a
 cache or a calibration made by another revision of the model is never used.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

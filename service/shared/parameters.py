@@ -5,8 +5,6 @@ from the fields: the schema, which the worker sends to the gateway when it start
 validation, by which the gateway answers 422 before any work is done. The worker validates again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence

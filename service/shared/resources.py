@@ -11,8 +11,6 @@ and batches of ever new lengths. A program is made in 0.3 ms; among 32 all layer
 theirs, and so do questions, whose embedder pads them to few lengths.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -12,8 +12,6 @@ stable yet); what would hold somebody's words (messages, queries, documents, the
 collection) is left out. A plugin writes and sends them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 

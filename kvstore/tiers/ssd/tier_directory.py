@@ -1,7 +1,5 @@
 """The directory of an SSD tier: who owns it, what lies in it at start, where files are begun."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

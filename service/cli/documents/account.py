@@ -6,8 +6,6 @@ line or two thousand words. The account at the end must add up:
     found = ingested + unchanged + skipped + failed (+ cancelled, + sent, if nobody waits)
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence

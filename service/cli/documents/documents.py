@@ -1,7 +1,5 @@
 """`kvstitch documents`: lists, shows, pins and deletes stored documents."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -8,8 +8,6 @@ The service keeps with each document the name of the source that it came from la
 machine, a user and a collection. What others have put in, or from elsewhere, is left alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

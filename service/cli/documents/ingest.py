@@ -1,7 +1,5 @@
 """`kvstitch ingest`: sends documents, and shows a progress bar until their KV is stored."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvstitch jobs`: lists, shows and cancels ingest jobs."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from contextlib import nullcontext

@@ -6,8 +6,6 @@ For a batch whose job is still open the service answers with that job, so an ing
 can be repeated. A batch whose job has ended is sent again, which changes nothing that is stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

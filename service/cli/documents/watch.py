@@ -9,8 +9,6 @@ ingested is kept in memory: the first round sends everything, which changes noth
 already, and a round that fails because the service is away is made again.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ events   sources ── worker ── text ── result    errors end the strea
 explain  validate ── slot ── prepare ── forecast
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing

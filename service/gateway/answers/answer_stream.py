@@ -1,8 +1,6 @@
 """One answer while it is generated: the worker's tokens become text, stop strings end it, and the
 result comes last. Every answer is closed and counted exactly once."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -5,8 +5,6 @@ passage that shares most of the sentence's words, if it shares enough. The model
 in Q, which lists the passages: the KV of S and the documents serves every question.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

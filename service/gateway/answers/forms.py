@@ -7,8 +7,6 @@ All of it is done in processes with limits. What takes long waits only for its l
 tenant with the fewest under way is next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

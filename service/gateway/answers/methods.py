@@ -3,8 +3,6 @@
 A client's choice is checked against what the worker offers.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

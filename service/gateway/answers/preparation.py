@@ -7,8 +7,6 @@ All but the first runs in one visit to a search thread, because a change of thre
 of a millisecond. Only a request with a reranker leaves the thread in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

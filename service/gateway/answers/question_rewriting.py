@@ -4,8 +4,6 @@ To rewrite one, the instruction and the conversation are the prompt's Q; S is ev
 that its stored KV is used. The generation is short and greedy, and has a deadline of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

@@ -1,7 +1,5 @@
 """Parts of a response, from the worker's report and the gateway's clock; metrics of the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields

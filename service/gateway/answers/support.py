@@ -15,8 +15,6 @@ and numbers end none. Words are compared without case, accents and English endin
 Japanese and Korean are taken in pairs of characters. 14,300 is one word, 14300.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -4,8 +4,6 @@ Small talk is answered by the model alone: a greeting has words like any questio
 is always the nearest to it. It is told by its phrases, which are all that it consists of.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

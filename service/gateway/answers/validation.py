@@ -1,7 +1,5 @@
 """Decides whether a request can be answered, before any work is done, and plans the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

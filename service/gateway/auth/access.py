@@ -8,8 +8,6 @@ soon as the first key has been made, or an issuer is set, every request needs on
 `allow_anonymous` is set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -6,8 +6,6 @@ revoked elsewhere counts after REFRESH_S, and if the database does not answer, w
 for MAX_AGE_S; then requests are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

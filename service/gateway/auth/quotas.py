@@ -11,8 +11,6 @@ while the moment is at most 60 - 60 / per_minute seconds ahead. So in any time o
 per_minute × (1 + t / 60) are let through.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

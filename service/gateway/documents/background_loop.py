@@ -1,8 +1,6 @@
 """Loops that work through tasks stored on disk, steps that are made side by side, and what is left
 of a batch."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """The KV of a document's chunks: which token ids it belongs to, with which prefixes."""
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Collection, Iterable, Sequence

@@ -4,8 +4,6 @@ jobs.submit ── job store ── indexing stage ── catalog, index ── 
 documents.delete ── purge queue ───────────────────────────────────────────────┘
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

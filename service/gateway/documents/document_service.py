@@ -5,8 +5,6 @@ Nor can a key of a document that it may not read: a scope shows what its sender 
 may read it changes what it may write.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 See jobs/document_queue.py. Documents that take long are worked on beside the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -7,8 +7,6 @@ A chunk that is computed with a prefix (prefix modes primer and neighbours) is a
 one, for prompts that begin with it; that is done when its document is done already.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

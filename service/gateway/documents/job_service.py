@@ -5,8 +5,6 @@ those whose documents it may read, all of them; of a document that others have t
 the job says nothing any more. It cancels those whose sender writes for one of its groups.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

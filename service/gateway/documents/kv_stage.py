@@ -4,8 +4,6 @@ The worker has the next call's chunks before it has stored those of the one befo
 for the gateway, and fills its batches across calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections import Counter, defaultdict

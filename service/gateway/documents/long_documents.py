@@ -8,8 +8,6 @@ at a time, of as many tenants as possible. Nothing of this is on disk: after a r
 pending as all others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -10,8 +10,6 @@ A gateway that was forgotten does not know which deletions it has missed. So it 
 it holds: it ends, and empties its folder of KV before it serves again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -5,8 +5,6 @@
 Either has a rate, of the time in which there was something to do.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

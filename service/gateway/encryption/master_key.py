@@ -4,8 +4,6 @@ A wrapped key is bound to its tenant and id, so that one cannot be put in anothe
 gets these as its context, and should bind them likewise (AWS: EncryptionContext).
 """
 
-from __future__ import annotations
-
 import binascii
 import hashlib
 import importlib

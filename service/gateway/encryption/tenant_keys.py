@@ -4,8 +4,6 @@ A tenant gets a key when KV of it is first stored. A rotation adds one that seal
 deletion removes all of them; none of the tenant's stored KV can be read afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

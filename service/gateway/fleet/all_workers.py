@@ -1,7 +1,5 @@
 """What goes to several workers at once: chunks to precompute, and replies read as if from one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence

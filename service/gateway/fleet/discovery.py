@@ -5,8 +5,6 @@ dns://workers:5700            all addresses of a name, such as a headless servic
 SCHEME://…                    what a plugin of this scheme finds, as kvstitch-ray does for ray://
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

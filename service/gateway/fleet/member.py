@@ -1,7 +1,5 @@
 """One worker: its connection, what it reported, and what it has been sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

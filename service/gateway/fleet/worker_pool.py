@@ -6,8 +6,6 @@ no new requests, and what it gives back moves, however often. Purges and the gat
 workers. Workers may join and leave at any time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing

@@ -9,8 +9,6 @@ machine's own among them. Two things give such a page away, and no script can ch
 Senders that are no browsers send neither Origin nor Sec-Fetch-Site, and are not concerned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit

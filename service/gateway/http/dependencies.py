@@ -4,8 +4,6 @@ All dependencies are coroutines: FastAPI would run plain functions in a thread, 
 request.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Final, TypeVar

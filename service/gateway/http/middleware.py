@@ -4,8 +4,6 @@ the count of responses. Plain ASGI.
 HEAD is answered as GET, whose body the server leaves out, wherever an answer has an end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

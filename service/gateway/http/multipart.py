@@ -3,8 +3,6 @@
 Memory holds a piece of one part at a time: large ones are written to the spool folder as they come.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 

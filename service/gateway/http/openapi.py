@@ -4,8 +4,6 @@ Errors are the same at all routes, so they are described here once and not at ev
 are recorded by scripts/record_api_examples.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection

@@ -8,8 +8,6 @@ and at routes of plugins what these say (`GatewayPart.errors`).
 Status and code come from the error's class, see `kvstitch.service.errors`.
 """
 
-from __future__ import annotations
-
 import logging
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents as they are sent, as lines of JSON or as files: the same rules for both."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -11,8 +11,6 @@ all of them come from. A form may hold the fields `collection`, `metadata` (a JS
 one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

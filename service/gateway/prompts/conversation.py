@@ -9,8 +9,6 @@ their keys hash it. A client's system message in S would give every conversation
 it is written after the documents, as are the earlier turns.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

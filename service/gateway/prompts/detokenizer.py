@@ -8,8 +8,6 @@ character, so only its bytes can always be joined with its neighbours'. Vocabula
     other                                  what the token adds to a text
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import deque

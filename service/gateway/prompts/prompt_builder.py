@@ -1,7 +1,5 @@
 """Builds the prompts of one model, and turns its answers back into text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ their text like any other text; it is for user text, so that nobody can inject a
 call through a document.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

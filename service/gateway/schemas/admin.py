@@ -1,7 +1,5 @@
 """Requests of /admin, what stands there for people who run it, and errors of every route."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue

@@ -1,7 +1,5 @@
 """Kinds of fields that several requests share."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from typing import Annotated, Any

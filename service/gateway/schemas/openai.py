@@ -1,7 +1,5 @@
 """Bodies of requests to OpenAI's routes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue

@@ -1,7 +1,5 @@
 """Answers of OpenAI's routes, and the list of models."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer

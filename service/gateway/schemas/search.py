@@ -3,8 +3,6 @@
 Rerank and embeddings ignore unknown fields, as OpenAI's routes do: their clients send several.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field

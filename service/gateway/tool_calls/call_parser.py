@@ -10,8 +10,6 @@ arguments have begun, and cannot be taken back then. A call that max_tokens has 
 what there is of its arguments, if it is clear of which tool; if not, a warning holds what there is.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 from dataclasses import dataclass, field, replace

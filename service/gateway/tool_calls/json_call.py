@@ -4,8 +4,6 @@ It knows as much JSON as it takes to find where the arguments begin and end. Whe
 JSON is checked once it is complete.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

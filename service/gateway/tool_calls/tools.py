@@ -10,8 +10,6 @@ A chat template shows which form its model writes. Models whose template knows n
 them in the Hermes form, which most models have seen.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The worker's calls over a socket: answers, explanations, precompute, purges, the gate."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import uuid

@@ -9,8 +9,6 @@ Over TCP a connection that breaks is down at once: ZeroMQ would mend it, but not
 All methods must be called on one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

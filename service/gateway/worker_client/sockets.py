@@ -4,8 +4,6 @@ Sockets lie in /tmp/kvstitch-*, which is locked for as long as it is used. A gat
 cannot remove its folder. The next one that starts does.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -5,8 +5,6 @@ even one that was killed. It has a process group of its own: Ctrl-C at a termina
 gateway, which lets streams finish first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import contextlib

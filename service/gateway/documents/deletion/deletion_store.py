@@ -6,8 +6,6 @@ It also remembers which chunks have which content, because chunks with the same 
 one KV.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -8,8 +8,6 @@ data folder up to when it has.
 A document that is pinned is left alone: its KV is to be there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -7,8 +7,6 @@ Pending purges are on disk, so a crash in between forgets no KV of a deleted doc
 cannot be reached, its purges stay pending and are made again until it answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -12,8 +12,6 @@ document stays with its gateway while that gives signs of life. A gateway whose 
 with another cannot change them any more.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

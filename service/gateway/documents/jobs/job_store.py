@@ -8,8 +8,6 @@ if one failed, cancelled if it was cancelled, else succeeded. Its state is compu
 documents' states in the same transaction that changes them.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -5,8 +5,6 @@ labels are often wrong. Labels mean what they mean to browsers: iso-8859-1 is wi
 is GBK. What is guessed gets a warning; what cannot be told is refused, not stored as rubbish.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable

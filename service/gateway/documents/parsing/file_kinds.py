@@ -1,7 +1,5 @@
 """Which files can be read: names and media types of every kind, and how a file's kind is found."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import chain

@@ -1,7 +1,5 @@
 """Formulas of Office (OMML) and of pages (MathML) as one line of text: Q=(a+b)/2, x_i^2, √(x)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

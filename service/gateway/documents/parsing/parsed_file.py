@@ -1,7 +1,5 @@
 """The text of a file with its marks, the same for every format, and how it is put together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

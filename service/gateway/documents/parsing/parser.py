@@ -3,8 +3,6 @@
 Files are parsed by a process of its own, within limits of time, memory and output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

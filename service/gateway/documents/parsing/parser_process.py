@@ -9,8 +9,6 @@ What reads pictures, once it begins, may take more, up to the hard limits.
 Prints the fields of ParsedFile, or {"error": what to do}.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -10,8 +10,6 @@ prompts, would never be sent anything, and seem slow for ever. So the speeds of 
 sent little, or nothing for a while, count as the usual ones, unless they are better.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ snapshot has come. A directory that is wrong costs time: the chosen worker then 
 slower tier, or computes it, as always. Chunks go by their names (`ChunkNames`).
 """
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections import OrderedDict

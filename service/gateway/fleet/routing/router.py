@@ -10,8 +10,6 @@ Sources:
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the mixing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Literal, NamedTuple

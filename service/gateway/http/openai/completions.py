@@ -10,8 +10,6 @@ uses of them. In a whole response with several choices it is the first one's, wi
 all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """From OpenAI's messages, items and tools to turns and a set of tools, for chats and responses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

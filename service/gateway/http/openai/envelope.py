@@ -1,7 +1,5 @@
 """What responses to OpenAI's clients have in common: usage, annotations, log-probabilities."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ servers' fields those that clients send often are here to say what to send inste
 shows these tables, and beside them the fields that are honoured (scripts/openai_fields.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

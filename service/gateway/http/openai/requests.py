@@ -3,8 +3,6 @@
 Every field is honoured, noted or refused, as `field_table` says.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

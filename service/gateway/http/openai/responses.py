@@ -8,8 +8,6 @@ response.created, response.in_progress
 response.completed │ response.incomplete │ response.failed
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

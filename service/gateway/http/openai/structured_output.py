@@ -1,7 +1,5 @@
 """What form an answer must have: OpenAI's and vLLM's fields, and calls of tools, to `guided`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

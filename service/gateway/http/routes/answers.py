@@ -1,7 +1,5 @@
 """Answers in this service's own form and in OpenAI's; search, rerank, embeddings; models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,8 +1,6 @@
 """/admin/precompute takes documents in, /admin/jobs says how far that is; stored documents, pins,
 deletions, receipts and collections."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Health, status, metrics, and /admin/gate: which fusion methods are trusted."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict
 from typing import Any, Literal

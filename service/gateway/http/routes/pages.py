@@ -5,8 +5,6 @@ the user's own API key. /docs is a page without scripts: what FastAPI offers her
 of a third party's host on the origin of the API.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from functools import cache

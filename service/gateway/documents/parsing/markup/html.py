@@ -4,8 +4,6 @@ Markdown's, as everywhere (see `TextBuilder`).
 The tree is walked without recursion, because pages may nest as deep as their author likes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

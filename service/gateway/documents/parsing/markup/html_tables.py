@@ -3,8 +3,6 @@
 Tables that only lay a page out, as in mails, are read like other blocks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

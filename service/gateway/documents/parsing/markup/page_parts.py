@@ -1,8 +1,6 @@
 """What a page shows in other ways than by its text: small raised digits, addresses of links,
 pictures' texts, what is in controls, and what is struck through. Each becomes text in its place."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode

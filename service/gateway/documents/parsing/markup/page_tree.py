@@ -3,8 +3,6 @@
 Of words with small readings above them (ruby) the words are kept.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The text of a Word paragraph as it stands once changes are accepted, and what else it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

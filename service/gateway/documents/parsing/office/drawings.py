@@ -1,7 +1,5 @@
 """What Office's files keep in parts of their own: the texts of SmartArt, the values of charts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

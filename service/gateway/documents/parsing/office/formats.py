@@ -5,8 +5,6 @@ The libraries get what Word and Excel open, too, but write only on request (Stri
 at all (names of parts in another case, with backslashes) as they know it.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Mapping

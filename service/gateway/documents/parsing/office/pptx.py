@@ -1,7 +1,5 @@
 """PPTX: text, tables, charts, SmartArt, notes and comments of every slide, in their order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from io import BytesIO

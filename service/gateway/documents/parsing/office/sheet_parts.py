@@ -1,7 +1,5 @@
 """What lies over the cells of a sheet, in parts of their own: comments, text boxes, charts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ Cells are read by openpyxl's reader of a sheet, which its read-only worksheets u
 on neither merged nor hidden cells, and its others take fifty times the file's size of memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

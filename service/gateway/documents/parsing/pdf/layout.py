@@ -3,8 +3,6 @@
 The order in which a page draws its words is kept where nothing speaks against it.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 import unicodedata

@@ -1,8 +1,6 @@
 """Lines to paragraphs' text: words that were divided at the end of a line are put together, and
 lines that stand on every page are left out."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

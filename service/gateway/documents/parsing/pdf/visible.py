@@ -1,8 +1,6 @@
 """Which words of a page a reader sees: those where something is drawn. Not: what has no size, is
 off the page, without a colour or in that of its ground, or below something."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pypdfium2 as pdfium

@@ -1,7 +1,5 @@
 """Cells of a table, and the grid that they lie on once those that span are laid out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

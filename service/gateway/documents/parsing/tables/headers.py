@@ -11,8 +11,6 @@ only, three or more are taken for names; two are not, because a list of properti
 (Author | Quastel).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ A value under a wrong name is worse than one without. So where it is not sure wh
 names, or which column a cell belongs to, rows are written without names (`Kettle | 20`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import cast
