@@ -5,13 +5,11 @@ itself, and its token ids are final: no method, not even full prefill, decodes a
 again. The tokenizer comes in as an `Encoder`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from kvstitch.service.errors import InvalidRequest
 
@@ -119,7 +117,7 @@ class PromptFormat:
                 )
 
     @classmethod
-    def load(cls, folder: Path) -> PromptFormat | None:
+    def load(cls, folder: Path) -> Self | None:
         """Read `folder`/kvstitch.json; None if there is no such file."""
         path = folder / FORMAT_FILE
         if not path.exists():

@@ -3,8 +3,8 @@
 Everything that waits goes through its transport.
 """
 
+import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
@@ -30,9 +30,8 @@ from kvstitch.client.options import (
     GenerateOptions,
     NewDocument,
     SearchOptions,
-    form_fields,
+    UploadOptions,
     read_files,
-    upload_query,
 )
 from kvstitch.records.answers import (
     Answer,
@@ -207,122 +206,59 @@ class AsyncClient:
     # -- documents in ----------------------------------------------------------------------------
 
     async def precompute(
-        self,
-        documents: Sequence[NewDocument],
-        *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        writers: Sequence[str] = (),
-        idempotency_key: str | None = None,
+        self, documents: Sequence[NewDocument], **options: Unpack[UploadOptions]
     ) -> Job:
-        """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
-
-        Args:
-            documents: New ones, or new revisions.
-            collection: Where documents go that name none.
-            readers: Groups that may read documents that name none; none: all of the tenant.
-            writers: Groups that may change them; none: who may now, of new ones the sender's.
-            idempotency_key: With the same one, the same documents are taken once; None: one that
-                is used for this call and its retries only.
-        """
-        key = idempotency_key or uuid.uuid4().hex
+        """Hand documents in, new ones or new revisions: they are on disk when this returns; `wait`
+        waits for their KV."""
+        collection = options.pop("collection", None)
         body = given({"documents": [dict(one) for one in documents], "collection": collection})
-        return await self._send(
-            submission({"json": body, "params": upload_query(None, readers, writers)}, key)
-        )
+        return await self._send(submission({"json": body}, options))
 
     async def precompute_files(
         self,
         files: Iterable[File],
         *,
-        collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        readers: Sequence[str] = (),
-        writers: Sequence[str] = (),
-        source: str | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[UploadOptions],
     ) -> Job:
-        """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
-
-        Args:
-            files: Paths, or pairs of name and content.
-            collection: Where all of them go.
-            metadata: Metadata of all of them.
-            readers: Groups that may read them; none: all of the tenant.
-            writers: Groups that may change them; none: who may now, of new ones the sender's.
-            source: What the place is called that they come from; see `source_documents`.
-            idempotency_key: As for `precompute`.
-        """
-        key = idempotency_key or uuid.uuid4().hex
+        """Hand files in, Markdown, text, HTML or PDF: paths, or pairs of name and content. Their
+        names become document ids; `metadata` are those of all of them."""
         read = await self._transport.run_blocking(partial(read_files, files))
-        parts = [("file", file) for file in read]
-        fields = form_fields(collection, metadata)
-        content = {
-            "data": fields,
-            "files": parts,
-            "params": upload_query(None, readers, writers, source),
-        }
-        return await self._send(submission(content, key))
+        fields = {} if metadata is None else {"metadata": json.dumps(dict(metadata))}
+        content = {"data": fields, "files": [("file", file) for file in read]}
+        return await self._send(submission(content, options))
 
     async def precompute_lines(
-        self,
-        lines: Iterable[bytes],
-        *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        writers: Sequence[str] = (),
-        source: str | None = None,
-        idempotency_key: str | None = None,
+        self, lines: Iterable[bytes], **options: Unpack[UploadOptions]
     ) -> Job:
-        """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
-
-        Args:
-            lines: Without line breaks.
-            collection: Where documents go that name none.
-            readers: Groups that may read documents that name none; none: all of the tenant.
-            writers: Groups that may change them; none: who may now, of new ones the sender's.
-            source: What the place is called that they come from; see `source_documents`.
-            idempotency_key: As for `precompute`.
-        """
-        key = idempotency_key or uuid.uuid4().hex
-        content = {
-            "content": b"\n".join(lines),
-            "params": upload_query(collection, readers, writers, source),
-        }
+        """Hand documents in as lines of JSON (NDJSON) without line breaks, each as `precompute`
+        takes one."""
         headers = {"Content-Type": "application/x-ndjson"}
-        return await self._send(submission(content, key, headers))
+        return await self._send(submission({"content": b"\n".join(lines)}, options, headers))
 
     async def ingest(
         self,
         documents: Sequence[NewDocument],
         *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        writers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[UploadOptions],
     ) -> Job:
         """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
-        job = await self.precompute(
-            documents, collection=collection, readers=readers, writers=writers
-        )
+        job = await self.precompute(documents, **options)
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     async def ingest_files(
         self,
         files: Iterable[File],
         *,
-        collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        readers: Sequence[str] = (),
-        writers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[UploadOptions],
     ) -> Job:
         """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
-        job = await self.precompute_files(
-            files, collection=collection, metadata=metadata, readers=readers, writers=writers
-        )
+        job = await self.precompute_files(files, metadata=metadata, **options)
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     # -- jobs ------------------------------------------------------------------------------------

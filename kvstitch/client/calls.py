@@ -1,5 +1,6 @@
 """A call of the API as a value: what is sent, and how the answer is read. The clients send it."""
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 from kvstitch.client.errors import InvalidRequest
 from kvstitch.client.events import read
+from kvstitch.client.options import UploadOptions
 from kvstitch.records.documents import Job
 
 T = TypeVar("T")
@@ -54,11 +56,20 @@ def post(path: str, kind: type[T], body: Mapping[str, Any], *, repeatable: bool 
 
 
 def submission(
-    content: Mapping[str, Any], key: str, headers: Mapping[str, str] = MappingProxyType({})
+    content: Mapping[str, Any],
+    options: UploadOptions,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Call[Job]:
     """Hand documents in. The key makes it repeatable: the service answers the second one with the
     same job."""
-    headers = {**headers, "Idempotency-Key": key}
+    headers = {**headers, "Idempotency-Key": options.get("idempotency_key") or uuid.uuid4().hex}
+    query = {
+        "collection": options.get("collection"),
+        "readers": ",".join(options.get("readers", ())),
+        "writers": ",".join(options.get("writers", ())),
+        "source": options.get("source"),
+    }
+    content = {**content, "params": {name: value for name, value in query.items() if value}}
     return Call("POST", "/admin/precompute", partial(read, Job), True, content, headers)
 
 

@@ -5,8 +5,6 @@ never wait for an event loop, so `finish` runs whatever is made of them to its e
 that asks, without one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import ssl
@@ -14,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
@@ -52,7 +50,7 @@ class Connection:
     max_wait_s: float
 
     @classmethod
-    def make(cls, base_url: str | None, api_key: str | None, **patience: Any) -> Connection:
+    def make(cls, base_url: str | None, api_key: str | None, **patience: Any) -> Self:
         """What is not given comes from KVSTITCH_URL and KVSTITCH_API_KEY.
 
         Raises:

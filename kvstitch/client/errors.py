@@ -26,8 +26,6 @@ KvstitchError
     └── ServerError           a fault of the service
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import httpx
@@ -82,7 +80,7 @@ class WaitedTooLong(KvstitchError):
     pass
 
 
-BY_CODE: dict[str, type[ServiceError]] = {}
+BY_CODE: dict[str, "type[ServiceError]"] = {}
 
 
 class ServiceError(KvstitchError):

@@ -1,8 +1,7 @@
 """What calls take: options as keyword arguments, and files. docs/api.md says what each means."""
 
-import json
 import mimetypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -62,6 +61,20 @@ class NewDocument(TypedDict, total=False):
     writers: list[str] | None
 
 
+class UploadOptions(TypedDict, total=False):
+    """What holds for all documents that are handed in together. `readers` are groups that may read
+    those that name none (none: all of the tenant), `writers` groups that may change them (none: who
+    may now, of new ones the sender's). `source`: what the place is called that they come from; see
+    `source_documents`. With the same `idempotency_key` the same documents are taken once; None: one
+    that is used for this call and its retries only."""
+
+    collection: str | None
+    readers: Sequence[str]
+    writers: Sequence[str]
+    source: str | None
+    idempotency_key: str | None
+
+
 # A path, or a name and its content, or these and its media type.
 File = str | Path | tuple[str, bytes] | tuple[str, bytes, str]
 # What the service takes; the system's table of media types need not know them.
@@ -93,24 +106,6 @@ def read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
             )
         out[name] = (name, content, kind[0] if kind else _media_type(name))
     return list(out.values())
-
-
-def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """Fields of the form that hold for every file."""
-    fields = {} if collection is None else {"collection": collection}
-    return fields if metadata is None else {**fields, "metadata": json.dumps(dict(metadata))}
-
-
-def upload_query(
-    collection: str | None,
-    readers: Sequence[str],
-    writers: Sequence[str] = (),
-    source: str | None = None,
-) -> dict[str, str]:
-    """Parameters of an upload's address."""
-    groups = {"readers": ",".join(readers), "writers": ",".join(writers)}
-    fields = {"collection": collection, **groups, "source": source}
-    return {name: value for name, value in fields.items() if value}
 
 
 def _media_type(name: str) -> str:

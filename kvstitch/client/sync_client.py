@@ -1,7 +1,5 @@
 """The client for blocking code: AsyncClient's methods over a transport that blocks."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
@@ -30,11 +28,11 @@ def _items(items: AsyncIterator[T]) -> Iterator[T]:
 
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Client, P], T]:
+) -> Callable[Concatenate["Client", P], T]:
     """Return a method of AsyncClient as Client has it."""
 
     @wraps(method)
-    def call(client: Client, /, *args: P.args, **more: P.kwargs) -> T:
+    def call(client: "Client", /, *args: P.args, **more: P.kwargs) -> T:
         return finish(method(client._client, *args, **more))
 
     return call
@@ -42,11 +40,11 @@ def _blocking(
 
 def _listing(
     method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
+) -> Callable[Concatenate["Client", P], Iterator[T]]:
     """Return a method that lists, as Client has it."""
 
     @wraps(method)
-    def call(client: Client, /, *args: P.args, **more: P.kwargs) -> Iterator[T]:
+    def call(client: "Client", /, *args: P.args, **more: P.kwargs) -> Iterator[T]:
         return _items(method(client._client, *args, **more))
 
     return call

@@ -7,7 +7,7 @@ a comment.
 from dataclasses import field
 from typing import Any, Literal
 
-from kvstitch.records.base import Fields, Result, described, record
+from kvstitch.records.base import Fields, Result, record, told
 
 Retrieval = Literal["dense", "sparse", "hybrid"]
 RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
@@ -31,17 +31,11 @@ class FoundPassage:
     title: str
     char_start: int
     char_end: int
-    page: str | None = field(
-        default=None, metadata=described("page, slide or sheet on which it begins")
-    )
-    heading: str | None = field(
-        default=None, metadata=described("the last one at or before its beginning")
-    )
-    score: float = field(
-        metadata=described(
-            "what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
-            "were joined, reciprocal ranks in both"
-        )
+    page: str | None = told("page, slide or sheet on which it begins", default=None)
+    heading: str | None = told("the last one at or before its beginning", default=None)
+    score: float = told(
+        "what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
+        "were joined, reciprocal ranks in both"
     )
     dense_rank: int | None = None
     dense_score: float | None = None
@@ -56,18 +50,11 @@ class Citation(FoundPassage):
     """A passage the answer was given; `index` is its place in the prompt, from 1. Fields from
     `used` on are known once there is an answer."""
 
-    url: str | None = field(
-        default=None, metadata=described("of the document's metadata, where they have one")
-    )
-    used: bool | None = field(
-        default=None, metadata=described("whether a sentence of the answer cites it")
-    )
-    support: float | None = field(
-        default=None, metadata=described("of the sentence that it supports best, 0 to 1")
-    )
-    quote_start: int | None = field(
-        default=None,
-        metadata=described("its sentence that supports the answer best, as a span of the document"),
+    url: str | None = told("of the document's metadata, where they have one", default=None)
+    used: bool | None = told("whether a sentence of the answer cites it", default=None)
+    support: float | None = told("of the sentence that it supports best, 0 to 1", default=None)
+    quote_start: int | None = told(
+        "its sentence that supports the answer best, as a span of the document", default=None
     )
     quote_end: int | None = None
 
@@ -76,7 +63,7 @@ class Citation(FoundPassage):
 class SearchResult(FoundPassage):
     """A passage; `index` is its place in the ranking, from 1."""
 
-    metadata: dict[str, Any] = field(default_factory=dict, metadata=described("the document's"))
+    metadata: dict[str, Any] = told("the document's", default_factory=dict)
 
 
 @record
@@ -89,11 +76,9 @@ class SearchResults(Result):
     retrieval: Retrieval
     ranked_by: RankedBy
     results: list[SearchResult]
-    found: bool = field(
-        metadata=described("whether an answer would be given these passages", absent=True)
-    )
-    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
-    stages: dict[str, float] = field(metadata=described("seconds"))
+    found: bool = told("whether an answer would be given these passages", absent=True)
+    relevance: float | None = told(RELEVANCE, default=None)
+    stages: dict[str, float] = told("seconds")
     warnings: list[str]
 
 
@@ -166,9 +151,7 @@ class LikelyToken(Fields):
 class TokenLogprob(LikelyToken):
     """A token of the answer, and the most likely tokens in its place."""
 
-    text_offset: int = field(
-        metadata=described("where it begins in the answer's text, in characters")
-    )
+    text_offset: int = told("where it begins in the answer's text, in characters")
     top_logprobs: list[LikelyToken]
 
 
@@ -177,17 +160,9 @@ class TokenRunOut(Fields):
     """Neighbouring tokens that fared alike."""
 
     tokens: int
-    source: Source = field(
-        metadata=described("where their KV came from; cold: computed, none was stored")
-    )
-    computed_layers: int = field(
-        metadata=described("layers at which it was computed with this prompt")
-    )
-    entries: int = field(
-        metadata=described(
-            "of layers · kv_heads, those holding it after the first token; 0: evicted"
-        )
-    )
+    source: Source = told("where their KV came from; cold: computed, none was stored")
+    computed_layers: int = told("layers at which it was computed with this prompt")
+    entries: int = told("of layers · kv_heads, those holding it after the first token; 0: evicted")
 
 
 @record
@@ -292,8 +267,8 @@ class CacheReport:
     reused_tokens: int = 0
     reused_from: str = ""
     history_tokens: int = 0
-    ratio: float | None = field(metadata=described(absent=None))
-    gate: GateNote | None = field(metadata=described(absent=None))
+    ratio: float | None = told(absent=None)
+    gate: GateNote | None = told(absent=None)
     tokens: TokenReport | None = None
 
 
@@ -310,20 +285,14 @@ class Timing:
 class Answer(Result):
     id: str
     model: str
-    adapter: str | None = field(
-        default=None, metadata=described("the LoRA adapter that answered; none: none did")
-    )
+    adapter: str | None = told("the LoRA adapter that answered; none: none did", default=None)
     text: str
     finish_reason: str
     citations: list[Citation]
-    found: bool = field(metadata=described("whether the prompt held any passage", absent=True))
-    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
-    retrieval: RetrievalNote | None = field(
-        default=None, metadata=described("none: nothing was searched for")
-    )
-    attributions: list[Attribution] | None = field(
-        default=None, metadata=described("where they are asked for")
-    )
+    found: bool = told("whether the prompt held any passage", absent=True)
+    relevance: float | None = told(RELEVANCE, default=None)
+    retrieval: RetrievalNote | None = told("none: nothing was searched for", default=None)
+    attributions: list[Attribution] | None = told("where they are asked for", default=None)
     usage: Usage
     cache: CacheReport
     stages: dict[str, float]
@@ -331,9 +300,7 @@ class Answer(Result):
     fusion: MethodUsed
     eviction: MethodUsed | None
     seed: int | None
-    logprobs: list[TokenLogprob] | None = field(
-        default=None, metadata=described("where the request asks for them")
-    )
+    logprobs: list[TokenLogprob] | None = told("where the request asks for them", default=None)
     warnings: list[str]
 
 
@@ -369,8 +336,8 @@ class Explanation(Result):
     adapter: str | None = None
     explain: Literal[True] = True
     citations: list[Citation]
-    found: bool = field(metadata=described("whether the prompt holds any passage", absent=True))
-    relevance: float | None = field(default=None, metadata=described(RELEVANCE))
+    found: bool = told("whether the prompt holds any passage", absent=True)
+    relevance: float | None = told(RELEVANCE, default=None)
     retrieval: RetrievalNote | None = None
     prompt_tokens: int
     max_tokens: int
@@ -382,9 +349,7 @@ class Explanation(Result):
     history_tokens: int = 0
     flops: float
     full_prefill_flops: float
-    expected_ttft_s: float = field(
-        metadata=described("with retrieval as it just was, without a queue")
-    )
+    expected_ttft_s: float = told("with retrieval as it just was, without a queue")
     full_prefill_ttft_s: float
     measured: bool
     stages: dict[str, float]

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -11,18 +11,21 @@ ABSENT = "absent"
 """In a field's metadata: its value where an older service does not send it."""
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def told(
+    description: str = "", *, default: Any = MISSING, default_factory: Any = MISSING, **more: Any
+) -> Any:
+    """Return a field with its description in /openapi.json, and e.g. its value where `absent`."""
+    metadata = {**({"description": description} if description else {}), **more}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, told))
 def record(kind: type[T]) -> type[T]:
     """Make a record of a class; its docstring is its description in /openapi.json."""
     doc = kind.__dict__.get("__doc__")  # no base's
     extra = {"description": inspect.cleandoc(doc)} if doc else {}
     kind.__pydantic_config__ = {"json_schema_extra": extra}  # type: ignore[attr-defined]
     return dataclass(frozen=True, kw_only=True)(kind)
-
-
-def described(description: str = "", **more: Any) -> dict[str, Any]:
-    """Return metadata of a field: its description in /openapi.json, and e.g. `absent`."""
-    return {**({"description": description} if description else {}), **more}
 
 
 class Result:

@@ -1,9 +1,8 @@
 """Documents, jobs and deletions. Docstrings and descriptions are part of /openapi.json."""
 
-from dataclasses import field
 from typing import Any, Literal
 
-from kvstitch.records.base import Result, described, record
+from kvstitch.records.base import Result, record, told
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
 JobPhase = Literal["reading", "embedding", "precomputing"]
@@ -34,16 +33,16 @@ class JobStep:
     step: Literal["waiting", "reading", "embedding"]
     done: int
     total: int
-    eta_s: float | None = field(metadata=described("seconds until it is embedded"))
+    eta_s: float | None = told("seconds until it is embedded")
 
 
 @record
 class DocumentWarning:
     """Something of a file that is not in the document's text, or that may be wrong there."""
 
-    code: str = field(metadata=described("what kind of thing, for programs"))
+    code: str = told("what kind of thing, for programs")
     message: str
-    places: list[str] = field(metadata=described("pages, slides or sheets; at most 200 of them"))
+    places: list[str] = told("pages, slides or sheets; at most 200 of them")
     count: int
 
 
@@ -61,27 +60,23 @@ class Job(Result):
     chunks: int
     changes: dict[str, int]
     errors: list[JobFault]
-    steps: list[JobStep] = field(
+    steps: list[JobStep] = told(
+        "documents that take long, until they are indexed",
+        json_schema_extra={"default": []},
         default_factory=list,
-        metadata=described(
-            "documents that take long, until they are indexed", json_schema_extra={"default": []}
-        ),
     )
-    warnings: list[WarnedDocument] = field(
-        metadata=described("of documents that are stored, but not all of them", absent=[])
+    warnings: list[WarnedDocument] = told(
+        "of documents that are stored, but not all of them", absent=[]
     )
-    warned: int = field(metadata=described("how many documents have warnings", absent=0))
-    waiting: str | None = field(
-        default=None, metadata=described("why it does not go on at the moment")
+    warned: int = told("how many documents have warnings", absent=0)
+    waiting: str | None = told("why it does not go on at the moment", default=None)
+    eta_s: float | None = told(
+        "seconds until it ends, probably; null if that is not known", default=None
     )
-    eta_s: float | None = field(
-        default=None,
-        metadata=described("seconds until it ends, probably; null if that is not known"),
-    )
-    eta_low_s: float | None = field(default=None, metadata=described("at least so many"))
-    eta_high_s: float | None = field(default=None, metadata=described("at most so many"))
-    phase: JobPhase | None = field(
-        default=None, metadata=described("what is being done; null if it has not begun, or ended")
+    eta_low_s: float | None = told("at least so many", default=None)
+    eta_high_s: float | None = told("at most so many", default=None)
+    phase: JobPhase | None = told(
+        "what is being done; null if it has not begun, or ended", default=None
     )
     created: float
     updated: float
@@ -105,9 +100,7 @@ class DocumentMark:
 
     start: int
     kind: Literal["page", "slide", "sheet", "heading"]
-    label: str = field(
-        metadata=described("number of the page or slide, name of the sheet, the heading")
-    )
+    label: str = told("number of the page or slide, name of the sheet, the heading")
 
 
 # `text`, `marks` and `warnings` are those of a single document; in listings they are None.
@@ -123,22 +116,13 @@ class Document(Result):
     num_chunks: int
     num_tokens: int
     pinned: bool
-    readers: list[str] = field(
-        metadata=described("groups that may read it; none: all of the tenant", absent=[])
-    )
-    writers: list[str] = field(
-        metadata=described(
-            "groups that may change it, `*`: whoever may read it; none: keys of all groups",
-            absent=[],
-        )
+    readers: list[str] = told("groups that may read it; none: all of the tenant", absent=[])
+    writers: list[str] = told(
+        "groups that may change it, `*`: whoever may read it; none: keys of all groups", absent=[]
     )
     text: str | None = None
-    marks: list[DocumentMark] | None = field(
-        default=None, metadata=described("of a single document, as is its text")
-    )
-    warnings: list[DocumentWarning] | None = field(
-        default=None, metadata=described("of a single document")
-    )
+    marks: list[DocumentMark] | None = told("of a single document, as is its text", default=None)
+    warnings: list[DocumentWarning] | None = told("of a single document", default=None)
 
 
 @record
@@ -153,9 +137,9 @@ class StoredChunk:
 
     start: int
     end: int
-    tokens: int = field(metadata=described("with the title, as it is prefilled"))
-    page: str | None = field(metadata=described(absent=None))
-    heading: str | None = field(metadata=described(absent=None))
+    tokens: int = told("with the title, as it is prefilled")
+    page: str | None = told(absent=None)
+    heading: str | None = told(absent=None)
 
 
 @record

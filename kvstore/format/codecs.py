@@ -56,15 +56,12 @@ class Codec(Protocol):
 
     def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         """Describe the stored tensors, the main one first."""
-        ...
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
         """Encode `x` `[tokens, kv_heads, head_dim]` into tensors that match `parts`."""
-        ...
 
     def decode(self, role: Role, stored: Sequence[Tensor], spec: ChunkSpec) -> Tensor:
         """Decode the stored tensors into `[tokens, kv_heads, head_dim]` of `spec.torch_dtype`."""
-        ...
 
 
 class RawCodec:

@@ -55,19 +55,15 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Release everything; further operations raise `TierUnavailable`."""
-        ...
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
         """Store a chunk, visible as a whole or not at all; raise TierFull if it does not fit."""
-        ...
 
     def read_header(self, key: str) -> ChunkHeader | None:
         """Read only the header; return None if there is no such chunk."""
-        ...
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
         """Read the whole chunk, its data not verified; return None if there is no such chunk."""
-        ...
 
     def read_ranges(
         self,
@@ -81,28 +77,22 @@ class Tier(Protocol):
         If the chunk has been replaced since its header was read, the tier raises `ChunkCorrupt` or
         returns bytes that fail verification.
         """
-        ...
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         """Store extra bytes (host uint8) of a chunk, in place of older ones with that name; they
         are deleted with it. Disk and shared tiers return False if they do not hold the chunk."""
-        ...
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
         """Read extra bytes without verifying them; return None if there are none."""
-        ...
 
     def contains(self, keys: Collection[str]) -> set[str]:
         """Return which of these chunks the tier holds. Reads no data; not counted as a use."""
-        ...
 
     def delete(self, keys: Collection[str]) -> int:
         """Delete these chunks and their extra bytes; return how many chunks were there."""
-        ...
 
     def keys(self) -> Iterable[str]:
         """Return the keys of all chunks, in any order."""
-        ...
 
     @property
     def usage_is_asked(self) -> bool:
@@ -111,7 +101,6 @@ class Tier(Protocol):
 
     def usage(self) -> TierUsage:
         """Return what the tier holds now."""
-        ...
 
     def scan_counts(self) -> Mapping[str, int]:
         """Return how many damaged copies the start found, by outcome; empty if it looks at none."""

@@ -26,47 +26,6 @@ from kvstitch.retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schem
 
 # What makes a catalog of this release of older ones. A new database gets the newest tables.
 
-_NEW_IN_0_2_0 = """
-CREATE TABLE marks (
-    document INTEGER NOT NULL REFERENCES documents ON DELETE CASCADE,
-    is_heading INTEGER NOT NULL, start INTEGER NOT NULL,
-    kind TEXT NOT NULL, label TEXT NOT NULL,
-    PRIMARY KEY (document, is_heading, start)
-) WITHOUT ROWID;
-CREATE TABLE accompanied (
-    chunk_id INTEGER NOT NULL PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
-    kind TEXT NOT NULL, exact INTEGER DEFAULT 0 NOT NULL
-);
-CREATE TABLE companions (
-    chunk_id INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
-    position INTEGER NOT NULL, companion_id INTEGER NOT NULL,
-    PRIMARY KEY (chunk_id, position)
-) WITHOUT ROWID;
-CREATE INDEX companions_by_companion ON companions (companion_id);
-CREATE TABLE primers (
-    scope_id INTEGER NOT NULL REFERENCES scopes ON DELETE CASCADE,
-    number INTEGER NOT NULL, position INTEGER NOT NULL,
-    chunk_id INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
-    PRIMARY KEY (scope_id, number, position)
-);
-CREATE INDEX primers_by_chunk ON primers (chunk_id);
-INSERT OR IGNORE INTO marks
-    SELECT document, 0, page.value, 'page', page.key + 1
-    FROM documents, json_each(documents.metadata, '$.outline.pages') AS page;
-INSERT OR IGNORE INTO marks
-    SELECT document, 1, heading.value ->> 0, 'heading', heading.value ->> 2
-    FROM documents, json_each(documents.metadata, '$.outline.headings') AS heading;
-UPDATE documents SET metadata = json_remove(metadata, '$.outline')
-    WHERE document IN (SELECT document FROM marks)
-"""
-
-
-def from_0_1_0(connection: sa.Connection) -> None:
-    """Release 0.1.0 had a file of SQLite alone. It kept where pages and headings begin in the
-    metadata of a document, as `outline`, and computed no chunk behind others."""
-    for statement in _NEW_IN_0_2_0.split(";"):
-        connection.exec_driver_sql(statement)
-
 
 def from_0_2_0(connection: sa.Connection) -> None:
     """New are reading groups, what is known of prefixes, and whose words chunks have.
@@ -273,22 +232,9 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 
 
-_OLDEST = {
-    "state": frozenset({"generation", "token"}),
-    "spaces": frozenset({"space_id", "name", "revision", "dim"}),
-    "scopes": frozenset({"scope_id", "tenant", "collection", "stale"}),
-    "documents": frozenset(
-        {"document", "scope_id", "doc_id", "revision", "space_id", "created", "updated",
-         "num_chars", "pinned", "title", "metadata", "text"}
-    ),
-    "chunks": frozenset(
-        {"chunk_id", "document", "ordinal", "char_start", "char_end", "tokens", "text"}
-    ),
-    "vectors": frozenset({"chunk_id", "space_id", "vector"}),
-}  # fmt: skip
-_UPGRADES = {"catalog_1": from_0_1_0, "catalog_4": from_0_2_0, "catalog_5": without_writers,
+_UPGRADES = {"catalog_4": from_0_2_0, "catalog_5": without_writers,
              "catalog_6": without_owners_of_primers}  # fmt: skip
-SCHEMA = Schema("catalog", metadata, "catalog_0", _UPGRADES, _OLDEST)
+SCHEMA = Schema("catalog", metadata, "catalog_1", _UPGRADES)
 
 
 def catalog_database(where: Path | str, *, connections: int = 16) -> Database:

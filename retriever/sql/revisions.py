@@ -32,17 +32,14 @@ class Schema:
     Attributes:
         name: Of the store; the names of its revisions begin with it.
         metadata: The tables as they are now.
-        first: The oldest revision.
+        first: The oldest revision that is upgraded.
         upgrades: What makes each later revision of the one before it, the newest last.
-        oldest: The columns of the tables that release 0.1.0 made, before there were revisions: a
-            database with these is of the first one. None: that release had no such store.
     """
 
     name: str
     metadata: sa.MetaData
     first: str
     upgrades: Mapping[str, Callable[[sa.Connection], None]] = field(default_factory=dict)
-    oldest: Mapping[str, frozenset[str]] | None = None
 
     @property
     def head(self) -> str:
@@ -54,8 +51,7 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
     """Create the store's tables, or bring them to the newest revision."""
     dialect = connection.dialect.name
     namespace = None if dialect == "sqlite" else database
-    inspector = sa.inspect(connection)
-    there = set(inspector.get_table_names(namespace))
+    there = set(sa.inspect(connection).get_table_names(namespace))
     if "alembic_version" not in there:
         _version.create(connection, checkfirst=False)
     revisions = set(connection.scalars(sa.select(_version.c.version_num)))
@@ -65,17 +61,11 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
         _upgrade(connection, schema, own[0], database)
         return
     tables = [table for table in schema.metadata.sorted_tables if _has(table, dialect)]
-    if present := [table.name for table in tables if table.name in there]:
-        columns = inspector.get_multi_columns(namespace, filter_names=present)
-        found = {name: {c["name"] for c in each} for (_, name), each in columns.items()}
-        if found != {name: set(each) for name, each in (schema.oldest or {}).items()}:
-            raise WrongSchema(
-                f"{database} holds tables that no release of kvstitch has made: start with a new "
-                "data folder or database, and ingest the documents again"
-            )
-        connection.execute(_version.insert(), {"version_num": schema.first})
-        _upgrade(connection, schema, schema.first, database)
-        return
+    if any(table.name in there for table in tables):
+        raise WrongSchema(
+            f"{database} holds tables without a revision, of release 0.1.0 or of none: open it "
+            "once with 0.2.0, or start with a new data folder or database, and ingest anew"
+        )
     schema.metadata.create_all(connection, tables, checkfirst=False)
     connection.execute(_version.insert(), {"version_num": schema.head})
 

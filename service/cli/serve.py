@@ -3,8 +3,6 @@
 Both read the settings and find the model folder; what takes long to import is imported after that.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -15,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from kvstitch.service.cli.options import add_settings, settings_of
 from kvstitch.service.errors import InvalidSetting, KvstitchError, ModelRefused
@@ -156,7 +154,7 @@ class PreparedWorker:
     calibration: Path | None
 
     @classmethod
-    def of(cls, settings: Settings, folder: Path) -> PreparedWorker:
+    def of(cls, settings: Settings, folder: Path) -> Self:
         """Take the calibration of a model's folder, and make the data folder."""
         from kvstitch.service.gateway.data_folder import FOLDER_MODE
 

@@ -3,8 +3,6 @@
 Limits how many requests are in flight, and how many prompt tokens wait for their prefill.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -60,7 +58,7 @@ MAX_RETRY_S = 60.0
 class RequestSlot:
     """One request in flight; its prompt tokens count as waiting until the first answer token."""
 
-    def __init__(self, limiter: ConcurrencyLimiter, tokens: int, key_id: str) -> None:
+    def __init__(self, limiter: "ConcurrencyLimiter", tokens: int, key_id: str) -> None:
         self._limiter = limiter
         self._key_id = key_id
         self._waiting_tokens = tokens

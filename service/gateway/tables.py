@@ -28,26 +28,6 @@ from kvstitch.retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schem
 
 # What makes these tables of older ones. A new database gets the newest.
 
-_JOBS_NEW_IN_0_2_0 = (
-    "ALTER TABLE documents ADD COLUMN tokens INTEGER DEFAULT 0 NOT NULL",
-    "ALTER TABLE documents ADD COLUMN spooled TEXT",
-    "ALTER TABLE purges ADD COLUMN copies TEXT DEFAULT '[]' NOT NULL",
-    "CREATE TABLE events (event_id TEXT NOT NULL PRIMARY KEY, body BLOB NOT NULL, "
-    "attempts INTEGER NOT NULL, created DOUBLE NOT NULL, due DOUBLE NOT NULL)",
-    "CREATE TABLE freed_files (name TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
-    "CREATE TRIGGER freed_by_update AFTER UPDATE OF spooled ON documents "
-    "WHEN OLD.spooled IS NOT NULL AND NEW.spooled IS NULL "
-    "BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END",
-    "CREATE TRIGGER freed_by_delete AFTER DELETE ON documents WHEN OLD.spooled IS NOT NULL "
-    "BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END",
-)
-
-
-def jobs_from_0_1_0(connection: sa.Connection) -> None:
-    """Release 0.1.0 had a file of SQLite alone, all content of documents in it, and no webhook."""
-    for statement in _JOBS_NEW_IN_0_2_0:
-        connection.exec_driver_sql(statement)
-
 
 def jobs_from_0_2_0(connection: sa.Connection) -> None:
     """New are warnings and readers of documents; nothing is owed to a webhook.
@@ -86,11 +66,6 @@ def jobs_without_receipts_senders(connection: sa.Connection) -> None:
     """Earlier receipts are of nobody's key."""
     add_column(connection, "receipts", "sender", sa.Text, "")
     connection.exec_driver_sql("CREATE INDEX receipts_by_sender ON receipts (tenant, sender)")
-
-
-def keys_from_0_1_0(connection: sa.Connection) -> None:
-    """No key of release 0.1.0 is bound to an adapter."""
-    add_column(connection, "keys", "adapter", sa.Text, "")
 
 
 def keys_from_0_2_0(connection: sa.Connection) -> None:
@@ -251,37 +226,10 @@ tenant_keys = sa.Table(
     *required(sa.LargeBinary, "wrapped"),
 )  # fmt: skip
 
-_OLDEST = {
-    "jobs": frozenset(
-        {"job_id", "number", "tenant", "state", "cancelled", "idempotency_key", "digest", "created",
-         "updated"}
-    ),
-    "documents": frozenset(
-        {"number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content", "state",
-         "change", "chunks", "error"}
-    ),
-    "sizes": frozenset({"tenant", "collection", "doc_id", "bytes"}),
-    "purges": frozenset(
-        {"number", "receipt_id", "tenant", "collection", "doc_id", "chunk_id", "ids"}
-    ),
-    "contents": frozenset({"chunk_id", "digest"}),
-    "receipts": frozenset(
-        {"receipt_id", "tenant", "collection", "doc_ids", "documents", "chunks", "kv", "unreached",
-         "created", "completed"}
-    ),
-}  # fmt: skip
-_OLDEST_KEYS = {
-    "keys": frozenset(
-        {"key_id", "secret_sha256", "name", "tenant", "scopes", "created", "expires", "revoked",
-         "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
-    )
-}  # fmt: skip
-_JOBS = {"jobs_1": jobs_from_0_1_0, "jobs_5": jobs_from_0_2_0,
-         "jobs_6": jobs_without_sources, "jobs_7": jobs_without_pens,
+_JOBS = {"jobs_5": jobs_from_0_2_0, "jobs_6": jobs_without_sources, "jobs_7": jobs_without_pens,
          "jobs_8": jobs_without_receipts_senders}  # fmt: skip
-_KEYS = {"keys_1": keys_from_0_1_0, "keys_3": keys_from_0_2_0, "keys_4": keys_without_pens}
-JOBS = Schema("jobs", metadata, "jobs_0", _JOBS, _OLDEST)
-KEYS = Schema("keys", _keys, "keys_0", _KEYS, _OLDEST_KEYS)
+JOBS = Schema("jobs", metadata, "jobs_1", _JOBS)
+KEYS = Schema("keys", _keys, "keys_1", {"keys_3": keys_from_0_2_0, "keys_4": keys_without_pens})
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1")
 
 

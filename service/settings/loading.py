@@ -8,8 +8,6 @@ is such a file. One is read, the first that is found: what `--config` names, wha
 names, ./kvstitch.toml, /etc/kvstitch/kvstitch.toml.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -17,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
@@ -261,7 +259,7 @@ class Reload:
     need_restart: list[str]
 
     @classmethod
-    def of(cls, running: Settings, read: Settings) -> Reload:
+    def of(cls, running: Settings, read: Settings) -> Self:
         kind = type(read)
         differ = {n for n in kind.model_fields if getattr(running, n) != getattr(read, n)}
         taken = {name for name in differ if is_reloadable(name, kind)}

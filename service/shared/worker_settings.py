@@ -1,11 +1,9 @@
 """The worker's slice of the settings: a plain dataclass, handed down as JSON when it is spawned."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 MIB = 1024 * 1024
 
@@ -62,5 +60,5 @@ class WorkerSettings:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> WorkerSettings:
+    def from_json(cls, text: str) -> Self:
         return cls(**json.loads(text))

@@ -3,8 +3,6 @@
 Of every file that is left out it is said why. A document that cannot be read fails alone.
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import json
@@ -15,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kvstitch.service.cli.options import WrongArgument
 from kvstitch.service.gateway.documents.parsing.file_kinds import (
@@ -48,7 +46,7 @@ class SourceFile:
     named: bool = False  # whether it is one that somebody has named, which may be a link
 
     @classmethod
-    def of(cls, path: Path, root: Path) -> SourceFile:
+    def of(cls, path: Path, root: Path) -> Self:
         """Return a file as the document of its path, in the form in which people type it (NFC)."""
         return cls(path, name_of(path, root), root)
 

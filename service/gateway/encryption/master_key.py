@@ -37,11 +37,9 @@ class MasterKey(Protocol):
 
     def wrap(self, secret: bytes, context: Context) -> bytes:
         """Return the key, wrapped for its context."""
-        ...
 
     def unwrap(self, wrapped: bytes, context: Context) -> bytes:
         """Return the key."""
-        ...
 
 
 class LocalMasterKey:

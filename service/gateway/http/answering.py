@@ -1,7 +1,5 @@
 """Responses with answers, whole or as server-sent events, and clients that disconnect."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -57,7 +55,7 @@ async def answer(
     gateway: Gateway,
     call: CallContext,
     bodies: Sequence[GenerateRequest],
-    writer: Callable[[AnswerGroup], AnswerWriter],
+    writer: Callable[[AnswerGroup], "AnswerWriter"],
 ) -> Response:
     """Respond with an answer, or with several at once, as a stream or whole."""
     asked = dict.fromkeys(question_of(body.turns) for body in bodies)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvstitch.service.gateway.documents.parsing.file_kinds import kind_of_media_type
-from kvstitch.service.gateway.schemas.admin import ErrorOut, Problem
+from kvstitch.service.gateway.schemas.admin import ErrorOut, PrecomputeRequest, Problem
 
 # Routes that need no key and cannot fail.
 ROUTES_WITHOUT_ERRORS = ("/health/live",)
@@ -85,7 +85,7 @@ def _complete(schema: dict[str, Any], offer: Offer, own_errors: Collection[str])
     schema = _rename(schema)
     components = schema["components"]
     models = components["schemas"]
-    for model in (ErrorOut, Problem):
+    for model in (ErrorOut, Problem, PrecomputeRequest):
         own = model.model_json_schema(ref_template=REF)
         models.update(own.pop("$defs", {}))
         models[model.__name__] = own
@@ -221,32 +221,6 @@ def _key(route: str) -> tuple[str, str]:
 
 
 _FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
-_COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}
-_READERS: Final = {
-    "type": ["array", "null"],
-    "maxItems": 64,
-    "items": {"type": "string", "maxLength": 64},
-    "description": "groups that may read it; none: all of the tenant",
-}
-_WRITERS: Final = {
-    **_READERS,
-    "description": "groups that may change it, `*`: whoever may read it; null: those it has, of a "
-    "new one the sender's",
-}
-_DOCUMENT: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["doc_id", "text"],
-    "additionalProperties": False,
-    "properties": {
-        "doc_id": {"type": "string", "minLength": 1, "maxLength": 512},
-        "text": {"type": "string"},
-        "title": {"type": ["string", "null"], "maxLength": 2048},
-        "metadata": {"type": ["object", "null"]},
-        "collection": _COLLECTION,
-        "readers": _READERS,
-        "writers": _WRITERS,
-    },
-}
 PRECOMPUTE: Final[dict[str, Any]] = {
     "parameters": [
         {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
@@ -255,28 +229,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["documents"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "collection": _COLLECTION,
-                        "documents": {"type": "array", "minItems": 1, "items": _DOCUMENT},
-                    },
-                },
-                "example": {
-                    "collection": "manuals",
-                    "documents": [
-                        {
-                            "doc_id": "kettle.md",
-                            "title": "Kettle",
-                            "text": "The warranty of the kettle is two years.",
-                            "metadata": {"year": 2024},
-                        }
-                    ],
-                },
-            },
+            "application/json": {"schema": {"$ref": REF.format(model="PrecomputeRequest")}},
             "application/x-ndjson": {"schema": {"type": "string"}},
             "text/plain": {"schema": {"type": "string"}},
             **{media: _FILE for media in kind_of_media_type()},

@@ -5,8 +5,6 @@ primer also earlier ones of the same document; in all other modes nothing. A pro
 has no prefix besides S in any mode, because its KV is then that of a full prefill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -114,7 +112,7 @@ class ChunkPrefixes:
 class _RemovedCopies:
     """What goes with removed chunks: each copy once for those that are removed together."""
 
-    def __init__(self, texts: _Texts, chunk_ids: Sequence[int], together: bool) -> None:
+    def __init__(self, texts: "_Texts", chunk_ids: Sequence[int], together: bool) -> None:
         self.found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
         self._texts = texts
         self._together = together

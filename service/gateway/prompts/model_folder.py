@@ -7,8 +7,6 @@ chat template          is rendered once around a mark where the documents go, th
 neither                a plain completion format is used
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -162,7 +160,7 @@ class ChatTemplate:
         return "\n".join(part for part in parts if part.strip()).strip()
 
     @cached_property
-    def _compiled(self) -> Template:
+    def _compiled(self) -> "Template":
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 

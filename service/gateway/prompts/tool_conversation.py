@@ -12,8 +12,6 @@ text stands. Where there are no documents, nothing depends on S, and the prompt 
 model was trained on.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -176,7 +174,7 @@ class TemplateToolConversation:
 class _MessageWriter:
     """Writes turns as messages for a chat template, with {t0}, {t1}, … for their texts."""
 
-    def __init__(self, form: ToolForm, turns: Sequence[Turn], protected: ProtectedText) -> None:
+    def __init__(self, form: ToolForm, turns: Sequence[Turn], protected: "ProtectedText") -> None:
         self._form, self._turns, self._protected = form, turns, protected
         called = [call for turn in turns for call in turn.calls]
         self._names = {call.id: call.name for call in reversed(called)}  # of equal ids the first

@@ -3,8 +3,6 @@
 Requests are strict: an unknown field, or a number sent as a string, is an error that names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -71,7 +69,7 @@ class Guided(StrictModel):
     @classmethod
     def of_schemas(
         cls, grammar: str, schemas: dict[str, dict[str, Any]], strict: list[str]
-    ) -> Guided:
+    ) -> "Guided":
         """Make one of a grammar in Lark's notation in which schemas stand as `%json @NAME`, of any
         length; `strict` names those that are refused where they cannot be held in full."""
         made = cls.model_construct(grammar=grammar)
@@ -94,7 +92,7 @@ class Guided(StrictModel):
         return next(name for name in _KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Guided:
+    def _exactly_one(self) -> Self:
         given = [name for name in _KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             names = ", ".join(_KINDS)
@@ -283,21 +281,6 @@ class Choices(SearchChoices):
     )
 
 
-_SEARCH_FIELDS = (
-    *(
-        "top_k",
-        "documents",
-        "collection",
-        "filter",
-        "retrieval",
-        "rerank",
-        "min_score",
-        "neighbours",
-        "condense",
-    ),
-)
-
-
 class GenerateRequest(Choices, SamplingFields):
     """POST /v1/rag/generate. Fields left out take the model's defaults."""
 
@@ -357,7 +340,7 @@ class GenerateRequest(Choices, SamplingFields):
                     "read `attributions`",
                     field="cite",
                 )
-        for name in _SEARCH_FIELDS if self.inline_documents is not None else ():
+        for name in (*SearchChoices.model_fields, "condense") if self.inline_documents else ():
             if getattr(self, name) not in (None, False):
                 raise InvalidRequest(
                     f"{name} chooses among stored documents, and inline_documents are used instead "

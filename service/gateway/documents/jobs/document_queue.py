@@ -52,29 +52,23 @@ class DocumentQueue(Protocol):
         largest: int | None = None,
     ) -> list[IngestDocument]:
         """Return the next documents to index, oldest first: one, and more up to `max_bytes`."""
-        ...
 
     def indexed(self, limit: int) -> list[IngestDocument]:
         """Return the next documents whose KV is to be stored, oldest first."""
-        ...
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
         """Return those of the documents that are in this state; others may have been cancelled."""
-        ...
 
     def set_indexed(self, indexed: Sequence[IngestDocument]) -> None:
         """Note documents that are in the catalog and the index."""
-        ...
 
     def set_done(self, numbers: Sequence[int]) -> None:
         """Note documents whose KV is stored."""
-        ...
 
     def set_failed(
         self, failed: Sequence[tuple[IngestDocument, str]], state: str = "failed"
     ) -> None:
         """Note (document, what is wrong); "dead": the worker died of the document."""
-        ...
 
 
 class UnfinishedDocuments:

@@ -1,13 +1,11 @@
 """Documents on their way in and their jobs, as the job store takes and returns them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from kvstitch.retriever import Scope
@@ -101,7 +99,7 @@ class IngestDocument:
             fields |= {"source": self.source, "sha256": self.sha256}
         return json.dumps(fields, ensure_ascii=False)
 
-    def from_source(self, source: str) -> IngestDocument:
+    def from_source(self, source: str) -> Self:
         """Return it as one that came from a source. May block."""
         found = hashlib.sha256()
         for block in [self.content] if isinstance(self.content, bytes) else self.content.blocks():

@@ -7,8 +7,6 @@ A file without a row belongs to an upload that was never acknowledged; `sweep` r
 documents need no file: they are in the row itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -39,7 +37,7 @@ class SpoolFolder:
     def start(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def upload(self) -> Upload:
+    def upload(self) -> "Upload":
         """Return what takes the files of one request; it has to be closed."""
         return Upload(self)
 
@@ -93,7 +91,7 @@ class Upload:
         self._spool = spool
         self._writers: list[SpoolWriter] = []
 
-    async def writer(self) -> SpoolWriter:
+    async def writer(self) -> "SpoolWriter":
         made = await SpoolWriter.open(self._spool)
         self._writers.append(made)
         return made

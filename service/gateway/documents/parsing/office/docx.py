@@ -4,8 +4,6 @@ Kept: text as it stands with changes accepted, numbers of clauses, comments, pag
 last laid them out. Not kept, but counted: pictures, embedded objects, hidden text.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
@@ -222,7 +220,7 @@ class _Walk:
             rows.append(list(self._cells(row, properties, found)))
         return headers, [list(_given(rows, number)) for number in range(len(rows))]
 
-    def _cells(self, row: Any, properties: Any, found: Found) -> Iterator[_Placed]:
+    def _cells(self, row: Any, properties: Any, found: Found) -> Iterator["_Placed"]:
         before = value(properties, "w:gridBefore") or "0"
         column = min(int(before), 64) if before.isdecimal() else 0
         yield from (_Placed(number, 1, "", False) for number in range(column))
@@ -262,7 +260,7 @@ class _Placed:
         self.column, self.width, self.text, self.goes_on = column, width, text, goes_on
 
 
-def _given(rows: list[list[_Placed]], number: int) -> Iterator[Cell | str]:
+def _given(rows: "list[list[_Placed]]", number: int) -> Iterator[Cell | str]:
     """Yield the cells of a row that begin in it, with how many rows they cover."""
     for cell in rows[number]:
         if cell.goes_on and number:

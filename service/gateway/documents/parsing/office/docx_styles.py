@@ -1,11 +1,9 @@
 """What a paragraph of a Word document is by its styles, and its number in a list."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from docx.oxml.ns import qn
 
@@ -43,7 +41,7 @@ class Style:
     based_on: str | None = None
 
     @classmethod
-    def of(cls, paragraph: Any, run: Any, based_on: str | None) -> Style:
+    def of(cls, paragraph: Any, run: Any, based_on: str | None) -> Self:
         """Return what properties of a paragraph and of a run say."""
         outline = value(paragraph, "w:outlineLvl")
         level = None
@@ -59,7 +57,7 @@ class Style:
             based_on,
         )
 
-    def over(self, base: Style) -> Style:
+    def over(self, base: "Style") -> "Style":
         """Return what both say; this one comes first."""
         return Style(
             base.level if self.level is None else self.level,

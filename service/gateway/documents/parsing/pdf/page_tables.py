@@ -4,10 +4,9 @@ row names its columns, as those of other formats do.
 A short table keeps its look: its header stands in the same chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Self
 
 from kvstitch.service.gateway.documents.parsing.pdf.layout import Line
 from kvstitch.service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
@@ -57,7 +56,7 @@ class _Table:
                 self.cells[-1][column] = f"{self.cells[-1].get(column, '')} {text}".strip()
         return True
 
-    def continues(self, other: _Table) -> bool:
+    def continues(self, other: Self) -> bool:
         """Return whether this one has the columns of another, shortly behind it."""
         pairs = zip(self.columns, other.columns, strict=False)
         near = self.start - other.end <= MAX_BETWEEN

@@ -68,11 +68,9 @@ class PictureWords(Protocol):
 
     def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
         """Return the words of a picture `[height, width, 3]` of page `place`, line by line."""
-        ...
 
     def warnings(self) -> list[ParseWarning]:
         """Return what was read, what hardly, and what not because it would have been too much."""
-        ...
 
 
 def picture_words(bounds: Bounds) -> PictureWords | None:
