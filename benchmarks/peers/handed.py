@@ -17,9 +17,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -143,12 +143,15 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
             "vLLM": f"{about.version}, {about.settings}",
         }  # fmt: skip
         for name, number in (("1K", args.prompts), ("4K", (args.prompts + 1) // 2)):
-            made = rounds[name].made(args.seed)
             rows = []
-            for _ in range(number):
-                (prompt,) = next(made)
-                first, second = ask(vllm, prompt, args.tokens), ask(handing, prompt, args.tokens)
-                rows.append((len(prompt.ids), first, second, ask(own, prompt, args.tokens, SCOUT)))
+            for _, (prompt,) in zip(range(number), rounds[name].made(args.seed), strict=False):
+                answers = list[Answer]()
+                for server, method in ((vllm, ""), (handing, ""), (own, SCOUT)):
+                    for each in (vllm, handing, own):
+                        each.rest()  # they also work after an answer
+                    answers.append(ask(server, prompt, args.tokens, method))
+                first, second, third = answers
+                rows.append((len(prompt.ids), first, second, third))
                 say(f"{name}: {first.ttft_s:.2f} s alone, {second.ttft_s:.2f} s handed over")
             result[name] = _ratios(rows)
         made = rounds["1K"].made(args.seed + 1)
@@ -198,19 +201,15 @@ def _ratios(rows: Sequence[tuple[int, Answer, Answer, Answer]]) -> dict[str, Any
     }
 
 
-class _running:
+@contextmanager
+def _running(server: OwnProcess, say: Any) -> Iterator[Any]:
     """A server, started and stopped."""
-
-    def __init__(self, server: OwnProcess, say: Any) -> None:
-        self._server, self._say = server, say
-
-    def __enter__(self) -> Any:
-        self._say(f"starting {self._server.name}")
-        self._server.start()
-        return self._server
-
-    def __exit__(self, *raised: object) -> None:
-        self._server.stop()
+    say(f"starting {server.name}")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def main(given: Sequence[str] | None = None) -> int:

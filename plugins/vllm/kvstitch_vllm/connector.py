@@ -1,9 +1,5 @@
 """vLLM's side: a connector that loads the KV of a prompt from shared memory. It runs in vLLM.
 
-    vllm serve FOLDER --kv-transfer-config '{"kv_connector": "StitchedKv",
-        "kv_connector_module_path": "kvstitch_vllm.connector", "kv_role": "kv_consumer",
-        "kv_load_failure_policy": "recompute"}'
-
 A request names a segment: `kv_transfer_params={"kvstitch": {"place": …}}`. The scheduler claims all
 of its tokens but the prompt's last, so that one is computed; each rank writes its heads of a layer
 to vLLM's paged cache when that layer is due. What cannot be loaded is reported, and vLLM computes
@@ -25,7 +21,7 @@ from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.logger import init_logger
 
-from kvstitch_vllm.segment import Header, NoSegment, hash_of, read
+from kvstitch_vllm.segment import NoSegment, hash_of, read
 from kvstitch_vllm.weights import weights_of
 
 logger = init_logger(f"vllm.{__name__}")
@@ -51,21 +47,20 @@ class Loads(base.KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class Opened:
-    """A load under way: data `[layers, 2, kv_heads, tokens, head_dim]`, and where its tokens go."""
+    """A load under way: a segment, and where its tokens go in vLLM's cache."""
 
     load: Load
-    kv_heads: int
-    data: Tensor
+    segment: Any  # an open safetensors file
     slots: Tensor
-    numbers: dict[str, int]  # of layers
 
     def write(self, name: str, layer: Any) -> None:
         cache, impl = layer.kv_cache, layer.impl
-        heads = _heads_of_rank(self.kv_heads, impl.num_kv_heads)
-        rows = self.data[self.numbers[name], :, heads, self.load.first : self.load.end]
-        k, v = (each.contiguous().to(cache.device) for each in rows.transpose(1, 2).unbind())
+        rows = self.segment.get_slice(_number_of(name))
+        heads = _heads_of_rank(rows.get_shape()[1], impl.num_kv_heads)
+        k, v = rows[:, heads, self.load.first : self.load.end].transpose(1, 2).to(cache.device)
         # The backend's own way into its cache: layouts differ by processor.
-        impl.do_kv_cache_update(layer, k, v, cache, self.slots.to(cache.device))
+        slots = self.slots.to(cache.device)
+        impl.do_kv_cache_update(layer, k.contiguous(), v.contiguous(), cache, slots)
 
 
 class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
@@ -109,12 +104,16 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
         if not isinstance(place, str) or request.lora_request is not None:
             return 0, False
         try:
-            header, _ = read(self._folder, place)
-            self._check(header, list(request.prompt_token_ids or ()))
+            said = read(self._folder, place).metadata()
+            tokens = int(said["tokens"])
+            prompt = hash_of(list(request.prompt_token_ids or ())[:tokens])
+            own = {"weights": self._weights, "dtype": self._dtype, "prompt": prompt}
+            if other := [name for name in own if own[name] != said[name]]:
+                raise NoSegment(f"its KV has another {' and another '.join(other)}")
         except NoSegment as error:
             logger.warning("a prompt is computed: %s", error)
             return 0, False
-        end = min(header.tokens, request.num_tokens - 1)
+        end = min(tokens, request.num_tokens - 1)
         if end <= num_computed_tokens:
             return 0, False
         self._claimed[request.request_id] = place, num_computed_tokens, end
@@ -138,14 +137,6 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
         same = weights == self._weights
         return False, {PARAMS: {"same_weights": same, "dtype": self._dtype}}
 
-    def _check(self, header: Header, prompt: list[int]) -> None:
-        if header.weights != self._weights:
-            raise NoSegment("its KV is of other weights than vLLM's")
-        if header.dtype != self._dtype:
-            raise NoSegment(f"its KV is {header.dtype}, vLLM's {self._dtype}")
-        if header.prompt != hash_of(prompt[: header.tokens]):
-            raise NoSegment("its KV is another prompt's")
-
     # -- in a worker ------------------------------------------------------------------------------
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -165,13 +156,11 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
                 self.wait_for_layer_load(name)
 
     def _open(self, load: Load) -> Opened:
-        header, data = read(self._folder, load.place)
-        at = torch.arange(load.first, load.end)
+        segment, at = read(self._folder, load.place), torch.arange(load.first, load.end)
         slots = torch.tensor(load.blocks)[at // self._block] * self._block + at % self._block
-        numbers = {name: int(found[1]) for name in self._due if (found := LAYER.search(name))}
-        if len(numbers) != len(self._due) or max(numbers.values()) >= header.layers:
+        if not set(map(_number_of, self._due)) <= set(segment.keys()):
             raise NoSegment(f"vLLM's layers {sorted(self._due)} are not those of its KV")
-        return Opened(load, header.kv_heads, data, slots, numbers)
+        return Opened(load, segment, slots)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if (layer := self._due.pop(layer_name, None)) is None:
@@ -209,6 +198,11 @@ class StitchedKv(base.KVConnectorBase_V1):  # type: ignore[misc]
 def _asked(request: Any) -> dict[str, Any]:
     asked = (request.kv_transfer_params or {}).get(PARAMS)
     return asked if isinstance(asked, dict) else {}
+
+
+def _number_of(layer: str) -> str:
+    found = LAYER.search(layer)
+    return found[1] if found else ""
 
 
 def _heads_of_rank(all_heads: int, heads: int) -> slice:

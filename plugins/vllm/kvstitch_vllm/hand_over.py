@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kvstitch.service.errors import InvalidSetting
 from kvstitch.service.shared.worker_settings import WorkerSettings
-from kvstitch_vllm.segment import Header, hash_of, write
+from kvstitch_vllm.segment import write
 from kvstitch_vllm.weights import weights_of
 
 log = logging.getLogger("kvstitch.worker")
@@ -43,13 +43,22 @@ class Segment:
 
 
 class SharedMemory:
-    """Hands KV over to a vLLM on this machine. Enter it before use."""
+    """Hands KV over to a vLLM on this machine. Enter it before use.
 
-    def __init__(self, model: str, folder: Path) -> None:
+    Raises:
+        InvalidSetting: Its weights would not be vLLM's.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        if settings.quantize != "off" or settings.loras:
+            raise InvalidSetting(
+                "engine vllm needs the same weights on both sides: leave quantize and lora out"
+            )
         try:
-            self._weights = weights_of(model)
+            self._weights = weights_of(settings.model)
         except ValueError as error:
             raise InvalidSetting(f"engine vllm: {error}") from error
+        folder = Path(settings.plugins["hand_over_dir"])
         self._own = folder / f"kvstitch-{secrets.token_hex(16)}"
         self._lock: int | None = None
 
@@ -67,30 +76,13 @@ class SharedMemory:
             os.close(self._lock)
 
     def put(self, layers: Sequence[tuple[Tensor, Tensor]], ids: Sequence[int]) -> Segment:
-        keys = layers[0][0]
-        dtype = str(keys.dtype).removeprefix("torch.")
-        kv_heads, tokens, head_dim = keys.shape
-        header = Header(self._weights, hash_of(ids), dtype, len(layers), tokens, kv_heads, head_dim)
         segment = Segment(self._own / secrets.token_hex(16))
-        descriptor = os.open(segment.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            write(descriptor, header, layers)
+            write(segment.path, layers, weights=self._weights, ids=ids)
         except BaseException:
             segment.close()
             raise
-        finally:
-            os.close(descriptor)
         return segment
-
-
-def make(settings: WorkerSettings) -> SharedMemory:
-    """Return what a worker hands KV over with; raises InvalidSetting where its weights would not be
-    vLLM's."""
-    if settings.quantize != "off" or settings.loras:
-        raise InvalidSetting(
-            "engine vllm needs the same weights on both sides: leave quantize and lora out"
-        )
-    return SharedMemory(settings.model, Path(settings.plugins["hand_over_dir"]))
 
 
 def _sweep(folder: Path) -> None:

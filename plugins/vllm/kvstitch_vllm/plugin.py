@@ -21,9 +21,9 @@ def settings() -> type[BaseModel]:
 
 @hookimpl
 def hand_over(settings: Any) -> Any:
-    from kvstitch_vllm.hand_over import make
+    from kvstitch_vllm.hand_over import SharedMemory
 
-    return make(settings) if settings.plugins.get("engine") == "vllm" else None
+    return SharedMemory(settings) if settings.plugins.get("engine") == "vllm" else None
 
 
 @hookimpl

@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.shared.worker_settings import WorkerSettings
 from kvstitch_vllm.hand_over import SharedMemory
 from kvstitch_vllm.weights import weights_of
 
@@ -94,8 +96,20 @@ class Layer:
 
 @pytest.fixture
 def shared(tmp_path: Path, model: Path) -> Iterator[SharedMemory]:
-    with SharedMemory(str(model), tmp_path) as shared:
+    with SharedMemory(worker(model, tmp_path)) as shared:
         yield shared
+
+
+def worker(model: Path, folder: Path, **changed: Any) -> WorkerSettings:
+    return WorkerSettings(
+        str(model), address="", kv_dir="", plugins={"hand_over_dir": str(folder)}, **changed
+    )
+
+
+@pytest.mark.parametrize("changed", [{"quantize": "int8"}, {"loras": {"a": "b"}}], ids=str)
+def test_a_worker_with_other_weights_is_refused(model, tmp_path, changed):
+    with pytest.raises(InvalidSetting, match="the same weights"):
+        SharedMemory(worker(model, tmp_path, **changed))
 
 
 def kv() -> list[tuple[Tensor, Tensor]]:

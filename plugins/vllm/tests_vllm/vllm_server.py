@@ -68,10 +68,12 @@ class Vllm:
         """Yield greedy tokens, each with the likeliest ones."""
         ids, cache, done = body["prompt"], DynamicCache(), 0
         if (handed := body.get("kv_transfer_params")) and not self.loses:
-            header, data = read(str(self.shared), handed["kvstitch"]["place"])
-            assert header.prompt == hash_of(ids) and header.weights == self.weights
-            done = header.tokens - 1
-            for number, layer in enumerate(data[:, :, :, :done]):
+            segment = read(str(self.shared), handed["kvstitch"]["place"])
+            said = segment.metadata()
+            assert said["prompt"] == hash_of(ids) and said["weights"] == self.weights
+            done = int(said["tokens"]) - 1
+            for number in range(len(segment.keys())):
+                layer = segment.get_tensor(str(number))[:, :, :done]
                 k, v = (3 * torch.randn_like(layer) if self.spoils else layer.clone()).unbind()
                 cache.update(k[None], v[None], number)
         self.loaded.append(done)
