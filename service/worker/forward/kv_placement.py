@@ -12,6 +12,7 @@ from torch import Tensor
 from kvstitch.kvstore import EncodedChunk
 from kvstitch.service.worker.kernels.cpu import rotation
 from kvstitch.service.worker.kernels.cpu.rotation import StoredSegment
+from kvstitch.service.worker.kernels.cpu.stored_layers import DecodedLayers
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.kv.pool import KVPool, SequenceStates
 from kvstitch.service.worker.layout import PromptLayout
@@ -46,8 +47,7 @@ class LayerViews:
 
 def opened(stored: CachedSegment | None) -> CachedSegment | None:
     """Return stored KV in host memory as it is read fastest, layer by layer and more than once."""
-    layers = stored.raw_layers() if isinstance(stored, EncodedChunk) else None
-    return stored if layers is None else LayerViews(layers)
+    return DecodedLayers(stored) if isinstance(stored, EncodedChunk) else stored
 
 
 @dataclass
@@ -133,9 +133,6 @@ def write_rows(
     """Overwrite `rows` `[m]`, ascending, of a layer's cache with k and v `[m, kv_heads,
     head_dim]`, the keys rotated to their row's position."""
     if kernels_of(k.device).write(rope, (k_all, v_all), k, v, rows):
-        return
-    if rotation.supports_write(k, v, k_all, v_all, rows):
-        rotation.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
     rotated = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:

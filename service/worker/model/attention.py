@@ -23,8 +23,6 @@ from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
 # never computed. Smaller tiles skip more, larger ones need fewer calls.
 ROW_TILE = 64
-# If all rows of a tile see at least this many first keys, those get a call without a mask.
-MIN_UNMASKED_KEYS = 256
 # Rows per tile of attention by a rule on a GPU, so that there are few calls; and, where scores are
 # made explicitly, the most fp32 numbers `heads · rows · keys` of a tile: 64 MiB, and 512 on a GPU.
 RULE_TILE_ELSEWHERE = 512
@@ -87,14 +85,10 @@ def attend_rows(
             return attended
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
-    for a, b, unmasked, seen in _tiles(rows, index):
-        part = _attend_tile(
-            grouped[:, :, a:b],
-            k4[:, :, :seen],
-            v4[:, :, :seen],
-            index[unmasked:seen] <= rows[a:b, None],
-            scale,
-        )
+    for a, b, seen in _tiles(rows, index):
+        mask = index[:seen] <= rows[a:b, None]
+        tile = grouped[:, :, a:b], k4[:, :, :seen], v4[:, :, :seen]
+        part = F.scaled_dot_product_attention(*tile, attn_mask=mask, scale=scale)
         out[a:b] = part.permute(2, 0, 1, 3)
     return out.reshape(m, heads * d)
 
@@ -142,37 +136,14 @@ def attend_with_scores(
     return attended[0] if len(attended) == 1 else torch.cat(attended), scores
 
 
-def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
-    """Return tiles `(a, b, unmasked, seen)`: rows a..b all see keys `[:unmasked]`, none
-    `[seen:]`."""
-    m = len(rows)
-    starts = range(0, m, ROW_TILE)
-    ends = [min(a + ROW_TILE, m) for a in starts]
-    edges = rows[torch.tensor([*starts, *(b - 1 for b in ends)], device=rows.device)]
+def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int]]:
+    """Return tiles `(a, b, seen)`: rows a..b see none of the keys `[seen:]`."""
+    starts = range(0, len(rows), ROW_TILE)
+    ends = [min(a + ROW_TILE, len(rows)) for a in starts]
+    last = rows[torch.tensor(ends, device=rows.device) - 1]
     # One transfer from the device for all tiles.
-    seen = torch.searchsorted(index, edges, right=True).tolist()
-    return list(zip(starts, ends, seen[: len(ends)], seen[len(ends) :], strict=True))
-
-
-def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return attention of one tile; `mask` covers the last keys, those before are seen by all
-    rows."""
-    keys, masked = k.shape[2], mask.shape[1]
-    first = keys - masked
-    if first < MIN_UNMASKED_KEYS or not masked or q.device.type != "cpu":
-        whole = F.pad(mask, (first, 0), value=True)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale)
-    # The kernel behind scaled_dot_product_attention on a CPU. It also returns the log of each
-    # softmax sum, with which two softmaxes over parts of the keys are joined into one over all.
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, weight = attend(q, k[:, :, :first], v[:, :, :first], scale=scale)
-    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
-    tail, tail_weight = attend(q, k[:, :, first:], v[:, :, first:], attn_mask=bias, scale=scale)
-    # For a row that sees none of the tail the kernel returns 0; the log of an empty sum is -inf.
-    tail_weight = tail_weight.masked_fill(~mask.any(1), float("-inf"))
-    share = torch.sigmoid(weight - tail_weight).unsqueeze(-1)
-    both: Tensor = torch.lerp(tail.float(), out.float(), share).to(q.dtype)
-    return both
+    seen = torch.searchsorted(index, last, right=True).tolist()
+    return list(zip(starts, ends, seen, strict=True))
 
 
 def _differs(rule: AttentionRule, k: Tensor, rows: Tensor, key_rows: Tensor | None) -> bool:

@@ -51,7 +51,7 @@ def supports_placement(
 
 
 def supports_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor) -> bool:
-    """Return whether the kernel is there and can `write` these rows, in ascending order."""
+    """Return whether the kernel is there and can write these rows, in ascending order."""
     heads, n, d = k_cache.shape
     shape = rows.shape[0], heads, d
     return (
@@ -123,22 +123,6 @@ def place(
     )
 
 
-def write(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    *,
-    rows: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-) -> None:
-    """Overwrite rows `[m]` int64 of a layer's cache `[kv_heads, n, head_dim]` by k before RoPE
-    and v, each `[m, kv_heads, head_dim]`; a key's position is the number of its row."""
-    segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
-    native.call("rotation_write_rows", segment, layer, rows, cos, sin)
-
-
 def write_with_queries(
     q: Tensor,
     k: Tensor,
@@ -150,7 +134,9 @@ def write_with_queries(
     cos: Tensor,
     sin: Tensor,
 ) -> Tensor:
-    """`write`, and return the rows' queries, q `[m, heads, head_dim]`, rotated like the keys."""
+    """Overwrite rows `[m]` int64 of a layer's cache `[kv_heads, n, head_dim]` by k before RoPE and
+    v, each `[m, kv_heads, head_dim]`; a key's position is the number of its row. Return the rows'
+    queries, q `[m, heads, head_dim]`, rotated like the keys."""
     segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
     out = q.new_empty(q.shape)
     native.call(

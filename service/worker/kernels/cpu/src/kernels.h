@@ -6,12 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 5 /* the same number as in `native.py` */
+#define INTERFACE 6 /* the same number as in `native.py` */
 
 struct decoder;
 struct layer;
 struct pass;
 struct pass_layer;
+struct stored_chunk;
 
 /* Keys before RoPE and values [rows, heads, 2 * half] of a segment, strides in values. They go to a
  * cache's rows from `start` on. */
@@ -73,6 +74,9 @@ void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, 
                        ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
                        float scale, ptrdiff_t room, int bf16_dot, int threads);
 
+void decode_stored_layer(const struct stored_chunk *chunk, ptrdiff_t layer, uint16_t *k,
+                         uint16_t *v);
+
 void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positions, const float *cosine,
                    const float *sine, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t half,
                    ptrdiff_t x_row, ptrdiff_t x_head, ptrdiff_t y_row, ptrdiff_t y_head,
@@ -80,8 +84,6 @@ void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positions, con
 void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
                              const struct cache_layer *layer, const int64_t *positions,
                              const float *cosine, const float *sine, int threads);
-void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
-                         const int64_t *at, const float *cosine, const float *sine);
 void rotation_write_with_queries(const struct segment *segment, const struct cache_layer *layer,
                                  const int64_t *at, const float *cosine, const float *sine,
                                  const uint16_t *q, uint16_t *y, ptrdiff_t heads, ptrdiff_t q_row,

@@ -105,12 +105,12 @@ KERNEL(linear_many_rows_fp32_unpack, "aaassi",
 KERNEL(prefill_attention, "aaaaaaaassssssssfsii",
        prefill_attention(A(0), A(1), A(2), A(3), A(4), A(5), A(6), A(7), S(8), S(9), S(10), S(11),
                          S(12), S(13), S(14), S(15), F(16), S(17), I(18), I(19)))
+KERNEL(decode_stored_layer, "asaa", decode_stored_layer(A(0), S(1), A(2), A(3)))
 KERNEL(rotation_rows, "aaaaasssssssi",
        rotation_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), S(9), S(10), S(11),
                      I(12)))
 KERNEL(rotation_place_segments, "asaaaai",
        rotation_place_segments(A(0), S(1), A(2), A(3), A(4), A(5), I(6)))
-KERNEL(rotation_write_rows, "aaaaa", rotation_write_rows(A(0), A(1), A(2), A(3), A(4)))
 KERNEL(rotation_write_with_queries, "aaaaaaasssi",
        rotation_write_with_queries(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9),
                                    I(10)))
@@ -144,9 +144,9 @@ static PyMethodDef methods[] = {
     METHOD(linear_many_rows_fp32_pack),
     METHOD(linear_many_rows_fp32_unpack),
     METHOD(prefill_attention),
+    METHOD(decode_stored_layer),
     METHOD(rotation_rows),
     METHOD(rotation_place_segments),
-    METHOD(rotation_write_rows),
     METHOD(rotation_write_with_queries),
     METHOD(shift_gaps),
     METHOD(shift_rows),

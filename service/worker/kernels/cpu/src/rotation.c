@@ -53,26 +53,18 @@ TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t co
     }
 }
 
-/* The rows of one segment to the rows `at` [rows] of a layer's cache; a key's position is the
- * number of its row there. */
-TARGET void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
-                                const int64_t *at, const float *cosine, const float *sine)
-{
-    const struct segment s = *segment;
-    const struct cache_layer to = *layer;
-    for (ptrdiff_t row = 0; row < s.rows; row++)
-        place_row(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
-}
-
-/* `rotation_write_rows`, and `rotation_rows` of the same rows' queries. */
+/* The rows of one segment to the rows `at` [rows] of a layer's cache, and `rotation_rows` of the same
+ * rows' queries; a key's position is the number of its row there. */
 TARGET void rotation_write_with_queries(const struct segment *segment,
                                         const struct cache_layer *layer, const int64_t *at,
                                         const float *cosine, const float *sine, const uint16_t *q,
                                         uint16_t *y, ptrdiff_t heads, ptrdiff_t q_row,
                                         ptrdiff_t q_head, int threads)
 {
-    ptrdiff_t d = 2 * layer->half;
-    rotation_write_rows(segment, layer, at, cosine, sine);
-    rotation_rows(q, y, at, cosine, sine, segment->rows, heads, layer->half, q_row, q_head,
-                  heads * d, d, threads);
+    const struct segment s = *segment;
+    const struct cache_layer to = *layer;
+    for (ptrdiff_t row = 0; row < s.rows; row++)
+        place_row(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
+    rotation_rows(q, y, at, cosine, sine, s.rows, heads, to.half, q_row, q_head,
+                  heads * 2 * to.half, 2 * to.half, threads);
 }

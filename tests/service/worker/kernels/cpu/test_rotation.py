@@ -108,30 +108,20 @@ def test_other_segments_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
-def test_rows_go_to_their_places(rows: list[int]) -> None:
-    """As by torch, to the bit, and nothing else is touched."""
+def test_rows_go_to_their_places(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their queries, also such that lie between others: as by torch, to the bit, and nothing
+    else is touched."""
     d, at, random = 64, torch.tensor(rows), torch.Generator().manual_seed(len(rows))
     [(_, k, v)], turns = stored(random, [len(rows)], d), table(d)
+    q = torch.randn(len(rows), 7, d, generator=random).bfloat16()[:, 1:6]
     k_all, v_all = torch.full((2, HEADS, 40, d), 7.0).bfloat16()[:, :, :32]
     expected_k, expected_v = k_all.clone(), v_all.clone()
     expected_k[:, at] = turns.at(at)(k).transpose(0, 1)
     expected_v[:, at] = v.transpose(0, 1)
-    rotation.write(k, v, k_all, v_all, rows=at, cos=turns.cos, sin=turns.sin)
-    assert k_all.equal(expected_k) and v_all.equal(expected_v)
-
-
-def test_queries_go_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by two calls, also for queries that lie between others."""
-    d, at, random = 64, torch.tensor([0, 7, 30]), torch.Generator().manual_seed(1)
-    [(_, k, v)], turns = stored(random, [3], d), table(d)
-    q = torch.randn(3, 7, d, generator=random).bfloat16()[:, 1:6]
-    caches = torch.full((2, 2, HEADS, 40, d), 7.0).bfloat16()[..., :32, :]
-    write_rows(turns, caches[0][0], caches[0][1], k, v, at)
     used = Mock(wraps=rotation.write_with_queries)
     monkeypatch.setattr(rotation, "write_with_queries", used)
-    kv = caches[1][0], caches[1][1]
-    assert write_and_rotate(turns, kv, q, k, v, at).equal(turns.at(at)(q))
-    assert used.called and caches[0].equal(caches[1])
+    assert write_and_rotate(turns, (k_all, v_all), q, k, v, at).equal(turns.at(at)(q))
+    assert used.called and k_all.equal(expected_k) and v_all.equal(expected_v)
 
 
 def test_other_rows_are_left_to_torch() -> None:
