@@ -15,13 +15,19 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from benchmarks.common.shapes import _random_model
 from kvstitch.kvstore import ChunkSpec, EncodedChunk, chunk_file_bytes
@@ -36,6 +42,7 @@ from kvstitch.service.worker.api import (
     Vanilla,
     decoder_for,
     gated_delta,
+    mamba2,
     prefill,
     run,
     stored_states,
@@ -53,11 +60,32 @@ SHAPES = {
     "qwen3.5-27b": (5120, 64, 24, 4, 17408, 48),
     "tiny": (64, 8, 4, 2, 96, 16),
 }
+# hidden, layers with attention, mixers before each and behind the last, attention heads, KV heads,
+# intermediate, heads of mixers, their width; states have 128 rows. 4-tiny has experts, which
+# chunks do not hold: its time is not measured.
+GRANITES = {
+    "granite-4-350m": (768, 4, (10, 2, 3, 9, 4), 12, 4, 2048, 48, 32),
+    "granite-4-tiny": (1536, 4, (5, 9, 9, 9, 4), 12, 4, 1024, 48, 64),
+}
 LENGTHS = (512, 2048, 8192)
 
 
 def random_hybrid(name: str, seed: int = 0, vocabulary: int = 32768) -> DecoderModel:
-    """A Qwen3.5 with a smaller vocabulary, of which only the last row's logits are computed."""
+    """A model with a smaller vocabulary, of which only the last row's logits are computed."""
+    if name in GRANITES:
+        hidden, _, mixers, heads, kv_heads, intermediate, inner, width = GRANITES[name]
+        kinds = [["linear_attention"] * count + ["full_attention"] for count in mixers]
+        layer_types = [kind for part in kinds for kind in part][:-1]
+        granite = GraniteMoeHybridConfig(
+            vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=len(layer_types),
+            layer_types=layer_types, num_attention_heads=heads, num_key_value_heads=kv_heads,
+            shared_intermediate_size=intermediate, num_local_experts=0, mamba_n_heads=inner,
+            mamba_d_head=width, mamba_d_state=128, mamba_expand=inner * width // hidden,
+            max_position_embeddings=8192, tie_word_embeddings=True, attn_implementation="sdpa",
+        )  # fmt: skip
+        return decoder_for(
+            _random_model(GraniteMoeHybridForCausalLM, granite, torch.bfloat16, seed)
+        )
     hidden, layers, heads, kv_heads, intermediate, value_heads = SHAPES[name]
     config = Qwen3_5TextConfig(
         vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers,
@@ -109,7 +137,7 @@ def first_token(decoder: DecoderModel, rounds: int, seed: int) -> dict[str, Any]
 
 
 def compose(decoder: DecoderModel, documents: list[EncodedChunk]) -> None:
-    for layer in range(decoder.layers):
+    for layer in range(len(decoder.mixers)):
         read = [stored_states(decoder, each, layer, each.spec.tokens) for each in documents]
         for number in range(len(decoder.mixers[layer])):
             state: State | None = None
@@ -119,23 +147,30 @@ def compose(decoder: DecoderModel, documents: list[EncodedChunk]) -> None:
 
 def chunk_bytes(name: str, tokens: int, codec: str) -> tuple[int, int]:
     """Bytes of a chunk's KV with its header, and of its states."""
-    _, layers, _, kv_heads, _, value_heads = SHAPES[name]
-    channels = (2 * 16 + value_heads) * 128
-    mixer = MixerShape(heads=value_heads, key=128, value=128, rows=3, channels=channels)
-    state = 3 * mixer.nbytes(torch.bfloat16, codec)
-    spec = ChunkSpec("0" * 64, codec, "bfloat16", layers // 4, kv_heads, 256, tokens)
-    whole = ChunkSpec(
-        "0" * 64, codec, "bfloat16", layers // 4, kv_heads, 256, tokens, state=state
-    )  # fmt: skip
+    if name in GRANITES:
+        hidden, layers, mixers, heads, kv_heads, _, inner, width = GRANITES[name]
+        channels, most = inner * width + 2 * 128, -(-sum(mixers) // layers)
+        most = max(most, mixers[0])
+        mixer = MixerShape(inner, 128, width, rows=3, channels=channels, scalar=True)
+        head_dim = hidden // heads
+    else:
+        _, layers, _, kv_heads, _, value_heads = SHAPES[name]
+        channels, most, head_dim = (2 * 16 + value_heads) * 128, 3, 256
+        mixer = MixerShape(value_heads, 128, 128, rows=3, channels=channels)
+        layers //= 4
+    state = most * mixer.nbytes(torch.bfloat16, codec)
+    spec = ChunkSpec("0" * 64, codec, "bfloat16", layers, kv_heads, head_dim, tokens)
     kv = chunk_file_bytes(spec)
-    return kv, chunk_file_bytes(whole) - kv
+    return kv, chunk_file_bytes(replace(spec, state=state)) - kv
 
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.inference_mode()
-def errors(length: int, seed: int, heads: int = 2, key: int = 128) -> dict[str, float]:
+def errors(
+    length: int, seed: int, *, scalar: bool, heads: int = 2, key: int = 128
+) -> dict[str, float]:
     """The largest error over all orders of four documents of so many tokens, and of the rule by
     blocks over the rows of one order."""
     source = torch.Generator().manual_seed(seed)
@@ -150,12 +185,15 @@ def errors(length: int, seed: int, heads: int = 2, key: int = 128) -> dict[str, 
         return noise(length, heads, key) * key**-0.5, k, noise(length, heads, key), decay, beta
 
     documents = [rows() for _ in range(4)]
-    maps = [_mapped(given, heads, key) for given in documents]
+    rule = _fading if scalar else _delta
+    shape = MixerShape(heads, key, key, rows=3, channels=key, scalar=scalar)
+    zero = torch.zeros(heads, key, key)
+    maps = [shape.mapped(rule(given, shape.apart(zero))) for given in documents]
     worst = direct = 0.0
     for order in permutations(range(4)):
         exact = torch.zeros(heads, key, key, dtype=torch.float64)
         for i in order:
-            exact = _one_by_one(documents[i], exact)
+            exact = _one_by_one(documents[i], exact, scalar)
         state: Tensor | None = None
         for i in order:
             state = maps[i].of(state)
@@ -163,31 +201,35 @@ def errors(length: int, seed: int, heads: int = 2, key: int = 128) -> dict[str, 
         largest = float(exact.abs().max())
         worst = max(worst, float((state - exact).abs().max()) / largest)
         if order == (0, 1, 2, 3):
-            by_blocks = torch.zeros(heads, key, key)
+            by_blocks = zero
             for i in order:
-                _, by_blocks = gated_delta.run(*documents[i], by_blocks)
+                by_blocks = rule(documents[i], by_blocks)
             direct = float((by_blocks - exact).abs().max()) / largest
     return {"tokens": length, "composed": worst, "by blocks": direct}
 
 
-def _mapped(given: Rows, heads: int, key: int) -> gated_delta.Map:
-    eye, zero = torch.eye(key).expand(heads, -1, -1), torch.zeros(heads, key, key)
-    _, after = gated_delta.run(*given, torch.cat([zero, eye], -1))
-    return gated_delta.Map(after[..., key:], after[..., :key])
+def _delta(given: Rows, state: Tensor) -> Tensor:
+    return gated_delta.run(*given, state)[1]
 
 
-def _one_by_one(given: Rows, state: Tensor) -> Tensor:
+def _fading(given: Rows, state: Tensor) -> Tensor:
+    q, k, v, decay, _ = given
+    return mamba2.run(q, k, v, decay, state)[1]
+
+
+def _one_by_one(given: Rows, state: Tensor, scalar: bool) -> Tensor:
     _, k, v, decay, beta = (x.double() for x in given)
     for t in range(len(k)):
-        state = state * decay[t].exp()[:, None, None]
-        wrong = v[t] - (k[t][:, None, :] @ state)[:, 0]
-        state = state + k[t][..., None] * (wrong * beta[t][:, None])[:, None, :]
+        state, written = state * decay[t].exp()[:, None, None], v[t]
+        if not scalar:
+            written = (v[t] - (k[t][:, None, :] @ state)[:, 0]) * beta[t][:, None]
+        state = state + k[t][..., None] * written[:, None, :]
     return state
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="qwen3.5-0.8b", choices=SHAPES)
+    parser.add_argument("--shape", default="qwen3.5-0.8b", choices=[*SHAPES, *GRANITES])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -198,11 +240,14 @@ def main() -> None:
     if args.only in ("", "bytes"):
         record["bytes"] = {
             f"{name} {tokens} {codec}": chunk_bytes(name, tokens, codec)
-            for name in SHAPES if name != "tiny"
+            for name in (*SHAPES, *GRANITES) if name != "tiny"
             for tokens in LENGTHS for codec in ("raw", "k8v8")
         }  # fmt: skip
     if args.only in ("", "error"):
-        record["error"] = [errors(length, args.seed) for length in LENGTHS]
+        record["error"] = {
+            kind: [errors(length, args.seed, scalar=kind == "mamba2") for length in LENGTHS]
+            for kind in ("gated delta", "mamba2")
+        }
     if args.only in ("", "time"):
         record["time"] = first_token(random_hybrid(args.shape, args.seed), args.rounds, args.seed)
     OUT.parent.mkdir(exist_ok=True)

@@ -28,6 +28,8 @@ class ModelInfo:
     kv_bytes_per_token: int
     codec: str
     device: str
+    # a chunk's file of about as many tokens as most have, by token; 0: an earlier worker
+    stored_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True)

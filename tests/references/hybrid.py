@@ -50,43 +50,63 @@ class HybridReference:
         """Run tokens behind what was written, to which they add; logits of the last."""
         embed = self.model.get_input_embeddings()
         for token in ids:
-            x = embed(torch.tensor([token]))[0]
+            x = embed(torch.tensor([token]))[0] * self.multiplier("embedding_multiplier")
             for block, before in zip(self.blocks, written, strict=True):
-                inner = block.input_layernorm(x)
-                if hasattr(block, "linear_attn"):
-                    x = x + self.mixer(block.linear_attn, inner, before)
-                else:
-                    x = x + self.attention(block.self_attn, inner, before)
-                x = x + block.mlp(block.post_attention_layernorm(x)[None, None])[0, 0]
-        return self.model.lm_head(self.model.model.norm(x))
+                x = self.block(block, x, before)
+        last = self.model.lm_head(getattr(self.model.model, self.last_norm)(x))
+        return last / self.multiplier("logits_scaling")
+
+    last_norm = "norm"
+
+    def multiplier(self, name: str) -> float:
+        return float(getattr(self.config, name, 1.0))
+
+    def block(self, block: Any, x: Tensor, written: Written) -> Tensor:
+        inner = block.input_layernorm(x)
+        if hasattr(block, "linear_attn"):
+            x = x + self.mixer(block.linear_attn, inner, written)
+        else:
+            x = x + self.attention(block.self_attn, inner, written)
+        return x + block.mlp(block.post_attention_layernorm(x)[None, None])[0, 0]
 
     def rotated(self, x: Tensor, position: int) -> Tensor:
-        """Heads `[heads, d]` of which the first quarter turns, pairs half of it apart."""
+        """Heads `[heads, d]` of which the first part turns, pairs half of it apart."""
         rope = self.config.rope_parameters
-        turned = int(x.shape[-1] * rope["partial_rotary_factor"])
-        half, out = turned // 2, x.clone()
-        for i in range(half):
-            angle = position * rope["rope_theta"] ** (-2 * i / turned)
-            a, b = x[:, i], x[:, i + half]
-            out[:, i] = a * math.cos(angle) - b * math.sin(angle)
-            out[:, i + half] = b * math.cos(angle) + a * math.sin(angle)
-        return out
+        turned = int(x.shape[-1] * rope.get("partial_rotary_factor", 1))
+        half = turned // 2
+        pairs = torch.arange(half, dtype=torch.float64)
+        angles = position * rope["rope_theta"] ** (-2 * pairs / turned)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        a, b, rest = x.split([half, half, x.shape[1] - turned], 1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], 1)
 
     def attention(self, net: Any, x: Tensor, written: Written) -> Tensor:
         d, heads = self.config.head_dim, self.config.num_attention_heads
         both = net.q_proj(x).view(heads, 2 * d)
         q, gate = net.q_norm(both[:, :d]), both[:, d:].reshape(-1)
         k = net.k_norm(net.k_proj(x).view(-1, d))
-        written.rows.append((k, net.v_proj(x).view(-1, d)))
+        attended = self.attended(q, k, net.v_proj(x).view(-1, d), written, d**-0.5)
+        return net.o_proj(attended * torch.sigmoid(gate))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, written: Written, scale: float) -> Tensor:
+        """Heads `[heads, d]` before they turn; what the last of all written rows attends to."""
+        written.rows.append((k, v))
         q = self.rotated(q, len(written.rows) - 1)
-        group = heads // self.config.num_key_value_heads
+        group = len(q) // len(k)
         out = []
-        for head in range(heads):
+        for head in range(len(q)):
             keys = [self.rotated(k, at)[head // group] for at, (k, _) in enumerate(written.rows)]
-            weights = (torch.stack(keys) @ q[head] / math.sqrt(d)).softmax(0)
+            weights = (torch.stack(keys) @ q[head] * scale).softmax(0)
             values = torch.stack([v[head // group] for _, v in written.rows])
             out.append(weights @ values)
-        return net.o_proj(torch.cat(out) * torch.sigmoid(gate))
+        return torch.cat(out)
+
+    def convolved(self, conv: Any, mixed: Tensor, written: Written) -> Tensor:
+        """An input `[channels]` behind those of the last written rows."""
+        taps = conv.weight[:, 0]
+        seen = [row[0] for row in written.rows[-(taps.shape[1] - 1) :]] + [mixed]
+        out = sum(row * taps[:, taps.shape[1] - len(seen) + i] for i, row in enumerate(seen))
+        return out if conv.bias is None else out + conv.bias
 
     def mixer(self, net: Any, x: Tensor, written: Written) -> Tensor:
         c = self.config
@@ -96,10 +116,7 @@ class HybridReference:
             c.linear_key_head_dim,
         )
         mixed, z, b, a = self.split(net, x)
-        taps = net.conv1d.weight[:, 0]
-        seen = [row[0] for row in written.rows[-(taps.shape[1] - 1) :]] + [mixed]
-        out = sum(row * taps[:, taps.shape[1] - len(seen) + i] for i, row in enumerate(seen))
-        out = out / (1 + torch.exp(-out))
+        out = F.silu(self.convolved(net.conv1d, mixed, written))
         q, k, v = out.split([groups * wide, groups * wide, heads * c.linear_value_head_dim])
         q, k = (y.view(groups, wide) / (y.view(groups, wide).square().sum(-1, True) + 1e-6).sqrt()
                 for y in (q, k))  # fmt: skip
@@ -127,3 +144,80 @@ class HybridReference:
             net.in_proj_qkvz(x)[None, None], net.in_proj_ba(x)[None, None]
         )
         return torch.cat([y.flatten() for y in (q, k, v)]), z[0, 0], b[0, 0], a[0, 0]
+
+
+class MambaReference(HybridReference):
+    """Granite 4 and Nemotron-H."""
+
+    def rotated(self, x: Tensor, position: int) -> Tensor:
+        turns = getattr(self.config, "position_embedding_type", None) == "rope"
+        return super().rotated(x, position) if turns else x
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.last_norm = "norm_f" if hasattr(model.model, "norm_f") else "norm"
+
+    def block(self, block: Any, x: Tensor, written: Written) -> Tensor:
+        if hasattr(block, "mixer"):  # Nemotron-H
+            inner, net = block.norm(x), block.mixer
+            if block.block_type == "linear_attention":
+                return x + self.mixer(net, inner, written)
+            if block.block_type == "full_attention":
+                return x + self.attention(net, inner, written)
+            return x + net(inner[None, None])[0, 0]
+        share, inner = self.multiplier("residual_multiplier"), block.input_layernorm(x)
+        if block.mamba is not None:
+            x = x + share * self.mixer(block.mamba, inner, written)
+        else:
+            x = x + share * self.attention(block.self_attn, inner, written)
+        inner = block.post_attention_layernorm(x)[None, None]
+        out = block.shared_mlp(inner)
+        if block.block_sparse_moe is not None:
+            out = out + block.block_sparse_moe(inner)
+        return x + share * out[0, 0]
+
+    def attention(self, net: Any, x: Tensor, written: Written) -> Tensor:
+        heads = self.config.num_attention_heads
+        q = net.q_proj(x).view(heads, -1)
+        d = q.shape[1]
+        scale = getattr(self.config, "attention_multiplier", d**-0.5)
+        k, v = net.k_proj(x).view(-1, d), net.v_proj(x).view(-1, d)
+        return net.o_proj(self.attended(q, k, v, written, scale))
+
+    def mixer(self, net: Any, x: Tensor, written: Written) -> Tensor:
+        heads, d, n = net.num_heads, net.head_dim, net.ssm_state_size
+        z, mixed, dt = net.in_proj(x).split([heads * d, net.conv_dim, heads])
+        out = F.silu(self.convolved(net.conv1d, mixed, written))
+        v, k, q = out.split([heads * d, net.n_groups * n, net.n_groups * n])
+        share = heads // net.n_groups
+        k, q = (y.view(-1, n).repeat_interleave(share, 0) for y in (k, q))
+        dt = F.softplus(dt + net.dt_bias).clamp(min=net.time_step_limit[0])
+        written.rows.append((mixed, k, v.view(heads, d), -torch.exp(net.A_log) * dt, dt))
+        state = torch.zeros(heads, n, d)
+        for _, k, v, decay, dt in written.rows:
+            state = state * torch.exp(decay)[:, None, None]
+            state = state + dt[:, None, None] * k[:, :, None] * v[:, None, :]
+        read = (state * q[:, :, None]).sum(1) + net.D[:, None] * v
+        return net.out_proj(net.norm(read.flatten(), z))
+
+
+class ConvolutionReference(HybridReference):
+    """LFM2, with experts or without."""
+
+    last_norm = "embedding_norm"
+
+    def block(self, block: Any, x: Tensor, written: Written) -> Tensor:
+        inner = block.operator_norm(x)
+        if block.is_attention_layer:
+            net, heads = block.self_attn, self.config.num_attention_heads
+            q = net.q_layernorm(net.q_proj(inner).view(heads, -1))
+            d = q.shape[1]
+            k = net.k_layernorm(net.k_proj(inner).view(-1, d))
+            v = net.v_proj(inner).view(-1, d)
+            x = x + net.out_proj(self.attended(q, k, v, written, d**-0.5))
+        else:
+            b, c, rest = block.conv.in_proj(inner).chunk(3)
+            out = self.convolved(block.conv.conv, b * rest, written)
+            written.rows.append((b * rest,))
+            x = x + block.conv.out_proj(c * out)
+        return x + block.feed_forward(block.ffn_norm(x)[None, None])[0, 0]

@@ -22,6 +22,7 @@ from kvstitch.service.worker.model.folder_checks import (
     FolderFault,
     config_fault,
     facts,
+    kv_numbers_per_token,
     read_config,
     weights_fault,
 )
@@ -98,10 +99,7 @@ def _weights(folder: Path, settings: Settings, config: dict[str, Any]) -> Iterat
 
 def _memory(settings: Settings, weights: int, config: dict[str, Any], free: int) -> Finding:
     """Compare what a start takes with what is free; the pool as the worker would choose it."""
-    queries = config.get("num_attention_heads", 1)
-    dim = config.get("head_dim") or config.get("hidden_size", 0) // queries
-    heads = config.get("num_key_value_heads") or queries
-    token = 4 * config.get("num_hidden_layers", 0) * heads * dim  # keys and values of two bytes
+    token = 2 * kv_numbers_per_token(config)  # of two bytes each
     most = settings.max_running * config.get("max_position_embeddings", free)
     tokens = settings.pool_tokens or min(most, max(0, free - weights) // 4 // max(1, token))
     parts = {"weights": weights, "KV pool": tokens * token,

@@ -23,9 +23,6 @@ MEASURED_TOKENS = 1000  # from which on measured bytes are believed
 BYTES_PER_TOKEN = 4.0  # of a document that is not indexed yet, before any was
 UNCHANGED = 0.1  # share of a document's indexing that one takes which is stored already
 MARGIN = 0.15  # of what rates of the past say of the future
-# Bits of a number, with the scales that stand beside a group of numbers.
-_BITS = {"int8": 8.5, "k8v8": 8.4, "k8v4": 6.75, "int4": 5, "int2": 3}
-_RAW_BITS = {"float32": 32}
 
 
 Seconds = npt.NDArray[np.float64]
@@ -160,5 +157,4 @@ class Pace:
     def bytes_per_token(self, model: ModelInfo) -> float:
         if self._stored_tokens >= MEASURED_TOKENS:
             return self._stored_bytes / self._stored_tokens
-        raw = _RAW_BITS.get(model.dtype, 16)
-        return model.kv_bytes_per_token * _BITS.get(model.codec, raw) / raw * self._copies
+        return (model.stored_bytes_per_token or model.kv_bytes_per_token) * self._copies

@@ -124,7 +124,7 @@ class Engine:
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._loads = PromptLoads(loader, self.planner if options.planner else None)
         recordings: Recordings | None = None
-        if options.prefill_graphs and not decoder.mixers:
+        if options.prefill_graphs and not (decoder.mixers or decoder.carried):
             recordings = kernels_of(decoder.device).recordings(decoder, self.pool)
         launcher = PrefillLauncher(decoder, facts, self._loads, missing, recordings)
 

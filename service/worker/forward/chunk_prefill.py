@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,17 +50,19 @@ Write = Callable[[Address, "ComputedChunk"], None]
 
 
 class ScratchKV:
-    """A KV cache with memory for one layer, because a full prefill never reads an earlier layer."""
+    """A KV cache with memory for one layer, because a full prefill never reads an earlier layer,
+    but for those that other blocks borrow."""
 
     def __init__(self, decoder: DecoderModel, tokens: int) -> None:
         shape = (decoder.kv_heads, tokens, decoder.head_dim)
         self.tokens = tokens
         self.states = SequenceStates()
-        self._k = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        self._v = torch.empty_like(self._k)
+        empty = partial(torch.empty, shape, dtype=decoder.dtype, device=decoder.device)
+        self._layers = {layer: (empty(), empty()) for layer in (-1, *set(decoder.borrowed))}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        return self._k[:, :tokens], self._v[:, :tokens]
+        k, v = self._layers.get(layer) or self._layers[-1]
+        return k[:, :tokens], v[:, :tokens]
 
 
 @dataclass(frozen=True)
@@ -209,17 +212,14 @@ def chunk_rows(
     ids = [token for address in addresses for token in address.ids]
     positions = torch.cat([chunk.positions for chunk in chunks])
     x = decoder.embed(torch.tensor(ids, device=device))
-    last = decoder.layers - 1
+    # Where no mixers follow, nothing reads the last layer's output.
+    ends = decoder.layers - (not decoder.ends_with_mixers)
     with kv_placer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
         for layer in range(decoder.layers):
             if before.tokens:
                 placer.place(layer)
             if decoder.mixers:
-                before_it = [
-                    stored_states(decoder, part, layer, len(address.ids))
-                    for part, address in zip(parts, behind, strict=True)
-                ]
-                x = yield from _mix(decoder, layer, x, chunks, before_it)
+                x = yield from _mix(decoder, layer, x, chunks, behind, parts)
             q, k, v = yield from qkv(decoder, layer, x)
             # For all chunks at once: with short ones each call costs more than its work.
             rotated = decoder.ropes[layer].rotate(q, positions)
@@ -228,12 +228,14 @@ def chunk_rows(
             for chunk in chunks:
                 queries = q[chunk.cut], rotated[chunk.cut]
                 kv = _write(decoder, layer, chunk, queries, kept, scratch)
-                if layer < last:  # nothing reads the last layer's output
+                if layer < ends:
                     rows = attend(decoder, layer, queries[1], chunk.positions, *kv)
                     attended.append((yield from rows))
-            if layer < last:
+            if layer < ends:
                 x = yield from finish(decoder, layer, x, torch.cat(attended))
             yield None
+        if decoder.ends_with_mixers:
+            yield from _mix(decoder, decoder.layers, x, chunks, behind, parts)
     return chunks
 
 
@@ -242,14 +244,19 @@ def _mix(
     layer: int,
     x: Tensor,
     chunks: Sequence[Rows],
-    parts: Sequence[list[StoredState]],
+    behind: Sequence[Address],
+    parts: Sequence[CachedSegment],
 ) -> Steps[Tensor]:
     """Run the chunks through the mixers before a layer, each behind the parts."""
+    stored_parts = [
+        stored_states(decoder, part, layer, len(address.ids))
+        for part, address in zip(parts, behind, strict=True)
+    ]
     for chunk in chunks:
         chunk.states.append([])
     for number, index in enumerate(decoder.mixers[layer]):
         state: State | None = None
-        for part in parts:
+        for part in stored_parts:
             state = part[number].behind(state)
         out: list[Tensor] = []
         for chunk in chunks:
@@ -265,11 +272,13 @@ def _packed(decoder: DecoderModel, address: Address, chunk: Rows) -> list[Tensor
     shape = decoder.mixer
     if shape is None:
         return None
-    spec = address.spec
-    return [
-        torch.cat([shape.packed(state, decoder.dtype, spec.codec) for state in states])
-        for states in chunk.states
-    ]
+    packed = [
+        shape.packed(state, decoder.dtype, address.spec.codec)
+        for states in chunk.states for state in states
+    ]  # fmt: skip
+    each, nothing = decoder.mixers_per_layer, torch.empty(0, dtype=torch.uint8)
+    starts = range(0, decoder.layers * each, each)
+    return [torch.cat([nothing, *packed[start : start + each]]) for start in starts]
 
 
 def _write(

@@ -133,17 +133,30 @@ def compute(
         return kernel.step(x, batch.positions, batch.runs).float()
     positions, written = batch.positions, batch.runs.sum(1) - 1
     for layer in range(decoder.layers):
-        for index in decoder.mixers[layer] if decoder.mixers else ():
-            x, after = decoder.mix_step(index, x, [each.live[index] for each in states])
-            for each, state in zip(states, after, strict=True):
-                each.live[index] = state
+        if decoder.mixers:
+            x = _mix(decoder, layer, x, states)
         q, k, v = decoder.qkv(layer, x, batch=True)
         q = write_tokens(
             decoder.ropes[layer], pool, layer, q, k, v, positions=positions, into=written[layer]
         )
         attended = _attend(decoder, pool, layer, q, batch).flatten(1)
         x = decoder.finish(layer, x, attended, batch=True)
+    if decoder.ends_with_mixers:
+        x = _mix(decoder, decoder.layers, x, states)
+    for index, layer in enumerate(decoder.borrowed, start=decoder.layers):
+        q = decoder.ropes[layer].rotate(decoder.query(index, x, batch=True), positions)
+        attended = _attend(decoder, pool, layer, q, batch).flatten(1)
+        x = decoder.finish(index, x, attended, batch=True)
     return decoder.logits(x, batch=True)
+
+
+def _mix(decoder: DecoderModel, layer: int, x: Tensor, states: Sequence[SequenceStates]) -> Tensor:
+    """Run the batch through the mixers before a layer, whose states move on."""
+    for index in decoder.mixers[layer]:
+        x, after = decoder.mix_step(index, x, [each.live[index] for each in states])
+        for each, state in zip(states, after, strict=True):
+            each.live[index] = state
+    return x
 
 
 class BatchDecoder:
@@ -153,9 +166,9 @@ class BatchDecoder:
 
     def __init__(self, decoder: DecoderModel, pool: KVPool) -> None:
         self._decoder = decoder
-        # A recorded step knows nothing of mixers.
+        # A recorded step knows nothing of mixers, and of what hidden states carry.
         steps = kernels_of(decoder.device).decode_steps
-        by_device = None if decoder.mixers else steps(decoder, pool)
+        by_device = None if decoder.mixers or decoder.carried else steps(decoder, pool)
         self._base_step = by_device or partial(decode_step, decoder)
 
     def step(

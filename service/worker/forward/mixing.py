@@ -25,15 +25,16 @@ def stored_states(
     decoder: DecoderModel, segment: CachedSegment, layer: int, tokens: int
 ) -> list[StoredState]:
     """Return what is stored of a segment of so many tokens for the mixers before a layer, in
-    their order."""
-    raw, codec = segment.state(layer)
-    shape = decoder.mixer
+    their order (`DecoderModel.mixers_per_layer`)."""
+    shape, found = decoder.mixer, []
     assert shape is not None
-    size = shape.nbytes(decoder.dtype, codec)
-    return [
-        shape.unpacked(raw[place * size :][:size].to(decoder.device), decoder.dtype, codec, tokens)
-        for place in range(len(decoder.mixers[layer]))
-    ]
+    for index in decoder.mixers[layer]:
+        stored_layer, place = divmod(index - decoder.layers, decoder.mixers_per_layer)
+        raw, codec = segment.state(stored_layer)
+        size = shape.nbytes(decoder.dtype, codec)
+        own = raw[place * size :][:size].to(decoder.device)
+        found.append(shape.unpacked(own, decoder.dtype, codec, tokens))
+    return found
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvstitch.service.worker.forward.attention_pass import AttentionPass, RecordedRuns, Recordings
 from kvstitch.service.worker.forward.kv_placement import KVPlacer, PromptKV, kv_placer, opened
-from kvstitch.service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
+from kvstitch.service.worker.forward.layer_ops import SparseRows, attend, attend_and_finish, project
 from kvstitch.service.worker.forward.mixing import PromptMixing
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.layout import PromptLayout
@@ -248,9 +248,10 @@ class PromptLoop:
                 if replay is not None:
                     continue
             if layer == last_layer:
-                # After the last layer nothing reads the other rows' outputs.
                 final_rows = rows
-                x, q, rows = x[-1:], q[-1:], layout.last_of(rows)
+                # Behind it only mixers read the other rows' outputs.
+                if not decoder.ends_with_mixers:
+                    x, q, rows = x[-1:], q[-1:], layout.last_of(rows)
             rows_per_layer.append(len(rows))
             known, sparse = layout.on_host(rows), None
             if document_keys is not None:
@@ -263,12 +264,25 @@ class PromptLoop:
             yield None
             layer += 1
             if layer > last_layer:
+                if mixing is not None and decoder.ends_with_mixers:
+                    x = yield from mixing.advance(layer, x)
+                x = yield from self._borrowing(x[-1:])
                 logits = decoder.logits(x)[0]
                 break
         flops.unembed(1)
         if mixing is not None:
             mixing.finish()
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
+
+    def _borrowing(self, x: Tensor) -> Steps[Tensor]:
+        """Run the prompt's last row through the blocks that attend to other layers' KV."""
+        decoder, n = self.decoder, self.layout.tokens
+        last = self.layout.all_rows[-1:]
+        for index, layer in enumerate(decoder.borrowed, start=decoder.layers):
+            q = decoder.ropes[layer].rotate(decoder.query(index, x), last)
+            attended = yield from attend(decoder, layer, q, last, *self.kv.prompt_layer(layer, n))
+            x = yield from decoder.finish_steps(index, x, attended)
+        return x
 
     def make_ready(self, method: DenseMethod, layer: int, *, placed: bool) -> Steps[None]:
         """Wait for stored KV of a layer, where the method needs it, and put it in place."""

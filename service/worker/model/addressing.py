@@ -161,6 +161,23 @@ class Addressing:
             self._prefixes[asked] = known = (*before, part)
         return known
 
+    def spec(self, tokens: int, codec: str = "") -> ChunkSpec:
+        """Return what a chunk of so many tokens holds, by default in the codec of documents."""
+        decoder = self.decoder
+        # By the adapter's weights: renaming it changes no key, and training it further changes all.
+        own = f"+{decoder.loras[self.lora].info.fingerprint}" if self.lora else ""
+        return ChunkSpec(
+            fingerprint=self.fingerprint + own,
+            codec=codec or self.codec,
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            layers=decoder.layers,
+            kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
+            tokens=tokens,
+            values_are_keys=decoder.values_are_keys,
+            state=decoder.state_bytes(codec or self.codec),
+        )
+
     def _address(
         self,
         ids: Sequence[int],
@@ -172,20 +189,7 @@ class Addressing:
         other_parts: tuple[tuple[Address, ...], ...] = (),
         stitched: bool = False,
     ) -> Address:
-        decoder = self.decoder
-        # By the adapter's weights: renaming it changes no key, and training it further changes all.
-        own = f"+{decoder.loras[self.lora].info.fingerprint}" if self.lora else ""
-        spec = ChunkSpec(
-            fingerprint=self.fingerprint + own,
-            codec=codec or self.codec,
-            dtype=str(decoder.dtype).removeprefix("torch."),
-            layers=decoder.layers,
-            kv_heads=decoder.kv_heads,
-            head_dim=decoder.head_dim,
-            tokens=len(ids),
-            values_are_keys=decoder.values_are_keys,
-            state=decoder.state_bytes(codec or self.codec),
-        )
+        spec = self.spec(len(ids), codec)
         prefix_ids: Sequence[int] = _ids(parts)
         if other_parts:  # a part's key stands for its own tokens, and for those before it
             keys = [each[-1].key for each in (parts, *other_parts)]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -110,10 +112,21 @@ class DecoderModel:
     """Whether the values of a row are its key before RoPE, of which chunks store one."""
 
     mixers: Sequence[Sequence[int]] = ()
-    """Blocks that keep a state, which stand before each layer; empty where there are none."""
+    """Blocks that keep a state, which stand before each layer and behind the last; empty where
+    there are none."""
 
     mixer: MixerShape | None = None
     """Sizes of these blocks."""
+
+    borrowed: Sequence[int] = ()
+    """By block behind the layers, the layer to whose keys and values it attends."""
+
+    carried = 0
+    """Columns that stand behind those of the hidden states and go with them."""
+
+    def query(self, layer: int, x: Tensor, *, batch: bool = False) -> Tensor:
+        """Project x to the queries of a block that borrows, `[m, heads, head_dim]`."""
+        raise NotImplementedError
 
     def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         """Return transformers' layers, the `layers` that attend first."""
@@ -122,7 +135,7 @@ class DecoderModel:
     def mix(
         self, index: int, x: Tensor, state: State | None, *, stored: list[StoredState] | None = None
     ) -> Steps[tuple[Tensor, State]]:
-        """Run rows of one sequence through a block of `mixers` (`DeltaHybrid.mix`)."""
+        """Run rows of one sequence through a block of `mixers` (`Hybrid.mix`)."""
         raise NotImplementedError
 
     def mix_step(
@@ -130,6 +143,9 @@ class DecoderModel:
     ) -> tuple[Tensor, list[State]]:
         """Run one row of each of several sequences, x `[sequences, hidden]`."""
         raise NotImplementedError
+
+    rotary, last_norm = "rotary_emb", "norm"
+    """Names of modules in transformers' model."""
 
     measured = True
     """Whether what methods do is known of real weights of this family, or of one much like it."""
@@ -160,7 +176,7 @@ class DecoderModel:
 
     def rotary_tables(self) -> list[RotaryTable]:
         """Return the rotation of every layer."""
-        rotary = self.model.model.rotary_emb
+        rotary = getattr(self.model.model, self.rotary)
         table = RotaryTable.of(
             self.config, rotary, self.max_context, self.device, head_dim=self.head_dim
         )
@@ -310,13 +326,27 @@ class DecoderModel:
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
-        return self.head(norm(self.model.model.norm, x), batch=batch).float()
+        last = getattr(self.model.model, self.last_norm)
+        return self.head(norm(last, x), batch=batch).float()
+
+    @property
+    def ends_with_mixers(self) -> bool:
+        """Whether mixers stand behind the last layer."""
+        return bool(self.mixers and self.mixers[-1])
+
+    @cached_property
+    def mixers_per_layer(self) -> int:
+        """Of how many mixers a layer of a chunk holds what they store: of all, one after the other,
+        so few that nothing is needed before its layer is."""
+        needed = list(accumulate(map(len, self.mixers)))
+        needed[-2:] = needed[-1:]  # those behind the last layer are with it
+        return max(-(-count // (1 + layer)) for layer, count in enumerate(needed))
 
     def state_bytes(self, codec: str) -> int:
-        """Return bytes per layer of what a chunk stores for the mixers before it."""
+        """Return bytes per layer of what a chunk stores for mixers."""
         if self.mixer is None:
             return 0
-        return max(map(len, self.mixers)) * self.mixer.nbytes(self.dtype, codec)
+        return self.mixers_per_layer * self.mixer.nbytes(self.dtype, codec)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -326,6 +356,12 @@ class DecoderModel:
             if end is not None:
                 return frozenset(end if isinstance(end, list) else [end])
         return frozenset()
+
+    @cached_property
+    def attention_weights(self) -> tuple[int, int]:
+        """Numbers of a layer's projections before attention, and of the one behind it."""
+        wide = self.hidden * self.head_dim
+        return wide * (self.heads + 2 * self.kv_heads), wide * self.heads
 
     @property
     def kv_bytes_per_token(self) -> int:

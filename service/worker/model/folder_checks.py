@@ -73,9 +73,7 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
     if family in FAMILIES and why is None:
         return None
     because = f", because it {why}" if why else ""
-    return FolderFault(
-        f"model_type {family} of {folder} is not served{because}", what_instead(config)
-    )
+    return FolderFault(f"model_type {family} of {folder} is not served{because}", what_instead())
 
 
 def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
@@ -130,6 +128,33 @@ def facts(config: dict[str, Any]) -> list[str]:
         *([window] if window else []),
         *([f"context {context}"] if context else []),
     ]
+
+
+def kv_numbers_per_token(config: dict[str, Any]) -> int:
+    """Return how many numbers a token takes in the KV pool."""
+    if rank := config.get("kv_lora_rank"):
+        return 2 * _attention_layers(config) * int(rank + config.get("qk_rope_head_dim", 0))
+    queries = config.get("num_attention_heads", 1)
+    wide = config.get("head_dim") or config.get("hidden_size", 0) // queries
+    heads = config.get("num_key_value_heads") or queries
+    return int(2 * _attention_layers(config) * heads * wide)
+
+
+def _attention_layers(config: dict[str, Any]) -> int:
+    """Return how many layers have keys and values."""
+    layers = int(config.get("num_hidden_layers") or 0)
+    if pattern := config.get("hybrid_override_pattern"):  # Nemotron-H
+        return str(pattern).count("*")
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if kinds:
+        return sum(str(kind) in _ATTENTION for kind in kinds)
+    if full := config.get("full_attn_idxs"):  # LFM2
+        return len(full)
+    hybrid = str(config.get("model_type")).startswith(("qwen3_5", "qwen3_next"))
+    return layers // int(config.get("full_attention_interval") or 4) if hybrid else layers
+
+
+_ATTENTION = ("attention", "full_attention", "sliding_attention")
 
 
 def _window(config: dict[str, Any]) -> str | None:

@@ -23,12 +23,16 @@ BLOCK = 64
 class Map(NamedTuple):
     """What some rows make of any state: A · S + B."""
 
-    a: Tensor  # `[heads, key, key]`
+    a: Tensor  # `[heads, key, key]`, or a number a head, `[heads, 1, 1]`
     b: Tensor  # `[heads, key, value]`
 
     def of(self, state: Tensor | None) -> Tensor:
         """Return the state after these rows; None stands for the first state, 0."""
-        return self.b if state is None else torch.baddbmm(self.b, self.a, state)
+        if state is None:
+            return self.b
+        if self.a.shape[1] < self.b.shape[1]:
+            return torch.addcmul(self.b, self.a, state)
+        return torch.baddbmm(self.b, self.a, state)
 
     def then(self, later: Map) -> Map:
         """Return the mapping of these rows and then of later ones."""
@@ -51,9 +55,8 @@ def run(
         What the rows read `[m, heads, columns]`, and the state after them.
     """
     m = len(q)
-    blocks = -(-m // BLOCK)
-    q, k, v = (_in_blocks(x, blocks) for x in (q, k, v))
-    decay, beta = (_in_blocks(x[..., None], blocks)[..., 0] for x in (decay, beta))
+    q, k, v = (in_blocks(x) for x in (q, k, v))
+    decay, beta = (in_blocks(x[..., None])[..., 0] for x in (decay, beta))
     summed = decay.cumsum(-1)  # log of what is left at each row of the block's first state
     between = (summed[..., :, None] - summed[..., None, :]).tril().exp().tril()
     keys_t = k.transpose(-1, -2)
@@ -67,7 +70,7 @@ def run(
     keys_t = keys_t * (summed[..., -1:] - summed).exp()[..., None, :]
     left = summed[..., -1].exp()[..., None, None]
     width, out = v.shape[-1], []
-    for block in range(blocks):
+    for block in range(len(q)):
         new = torch.matmul(read[block], state).neg_()
         new[..., :width] += values[block]
         out.append(torch.baddbmm(q[block] @ state, inside[block], new))
@@ -91,9 +94,10 @@ def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _in_blocks(x: Tensor, blocks: int) -> Tensor:
+def in_blocks(x: Tensor) -> Tensor:
     """Return rows `[m, heads, width]` as `[blocks, heads, BLOCK, width]`, with rows of 0 behind
     them, which change nothing."""
+    blocks = -(-len(x) // BLOCK)
     padded = x.new_zeros(blocks * BLOCK, *x.shape[1:])
     padded[: len(x)] = x
     return padded.view(blocks, BLOCK, *x.shape[1:]).transpose(1, 2)

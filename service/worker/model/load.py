@@ -66,10 +66,13 @@ def load(
         # The libraries that compute quantised weights may need all of torch.
         with nullcontext() if quantised else lean_import():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
+            numbers = _dtype(dtype, config, place)
+            config, renamed = _text_alone(config)
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
-                dtype=_dtype(dtype, config, place),
+                key_mapping=renamed,
+                dtype=numbers,
                 local_files_only=True,
                 # Only the start-up check asks the model itself. Every family has this one.
                 attn_implementation="eager",
@@ -142,6 +145,18 @@ def _dequantised(config: Any) -> dict[str, Any]:
     if quantisation.get("quant_method") != DEQUANTISED:
         return {}
     return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
+def _text_alone(config: Any) -> tuple[Any, dict[str, str] | None]:
+    """Return the configuration of what is served, and what its weights' names become where
+    transformers would load the whole model: patterns, and what stands in their place."""
+    if config.model_type not in ("gemma3", "gemma4"):
+        return config, None
+    text = config.get_text_config()
+    if (quantisation := getattr(config, "quantization_config", None)) is not None:
+        text.quantization_config = quantisation
+    head, layers = r"^language_model\.lm_head", r"^(model\.)?language_model\.(model\.)?"
+    return text, {head: "lm_head", layers: "model."}
 
 
 def lacks_memory(error: Exception) -> bool:

@@ -42,13 +42,14 @@ States = dict[int, State]
 
 @dataclass(frozen=True)
 class MixerShape:
-    """Sizes of the mixers of a model."""
+    """Sizes of the mixers of a model; those that are convolutions alone have no heads."""
 
     heads: int
     key: int
     value: int
     rows: int  # before a row that its convolution sees
     channels: int  # of the convolution
+    scalar: bool = False  # whether a mapping's A is a number a head (Mamba-2)
 
     def first(self, like: Tensor) -> State:
         """Return the state before the first row."""
@@ -57,19 +58,45 @@ class MixerShape:
             torch.zeros(self.heads, self.key, self.value, device=like.device),
         )
 
+    def apart(self, sums: Tensor) -> Tensor:
+        """Return the state 0 that shows what rows make of any state, `sums` among them, in columns
+        behind its own."""
+        zeros = torch.zeros_like(sums)
+        if self.scalar:
+            return torch.cat([zeros, sums, torch.ones_like(sums[..., :1])], -1)
+        eye = torch.eye(self.key, device=sums.device).expand(self.heads, -1, -1)
+        return torch.cat([zeros, eye], -1)
+
+    def joined(self, read: Tensor, sums: Tensor) -> Tensor:
+        """Return what rows behind the state `sums` read, `[m, heads, value]`, of what they read of
+        `apart`."""
+        own, others = read[..., : self.value], read[..., self.value :]
+        if self.scalar:
+            return own + others[..., : self.value]
+        return own + torch.einsum("mhk,hkv->mhv", others, sums)
+
+    def mapped(self, sums: Tensor) -> Map:
+        """Return what rows make of any state, of what they made of `apart`."""
+        a = sums[..., :1, -1:] if self.scalar else sums[..., self.value :]
+        return Map(a.contiguous(), sums[..., : self.value].contiguous())
+
     def nbytes(self, dtype: torch.dtype, codec: str) -> int:
         """Return bytes of a stored state: as it is for the codec raw; in int8, with a scale for
-        each row of a head, for others."""
+        each row of a head, for others. Numbers a head stay fp32."""
         convolution = self.rows * self.channels * dtype.itemsize
-        width = self.key + self.value
-        if codec == "raw":
-            return convolution + self.heads * self.key * width * dtype.itemsize
-        return convolution + self.heads * self.key * (width + 2 * _SCALE.itemsize)
+        each = [w * dtype.itemsize if codec == "raw" else w + _SCALE.itemsize for w in self._widths]
+        return convolution + self.heads * (4 * self.scalar + self.key * sum(each))
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        return (self.value,) if self.scalar else (self.key, self.value)
 
     def packed(self, stored: StoredState, dtype: torch.dtype, codec: str) -> Tensor:
         """Return the bytes of a stored state, uint8."""
-        both = (stored.map.a, stored.map.b)
+        both = list(stored.map)
         parts = [stored.rows.to(dtype)]
+        if self.scalar:
+            parts.append(both.pop(0))
         if codec == "raw":
             parts += [x.to(dtype) for x in both]
         else:
@@ -83,7 +110,10 @@ class MixerShape:
         """Return the stored state of so many tokens, of bytes that `packed` made."""
         rows, raw = _take(raw, (self.rows, self.channels), dtype)
         both: list[Tensor] = []
-        for width in (self.key, self.value):
+        if self.scalar:
+            x, raw = _take(raw, (self.heads, 1, 1), torch.float32)
+            both.append(x)
+        for width in self._widths:
             shape = (self.heads, self.key, width)
             if codec == "raw":
                 x, raw = _take(raw, shape, dtype)

@@ -88,6 +88,10 @@ class Shape(Protocol):
     intermediate: int
     vocabulary: int
 
+    @property
+    def attention_weights(self) -> tuple[int, int]:
+        """Numbers of a layer's projections before attention, and of the one behind it."""
+
 
 @dataclass
 class FlopCount:
@@ -101,8 +105,7 @@ class FlopCount:
 
     def project(self, rows: int) -> None:
         """Add the projections to queries, keys and values for so many rows."""
-        s = self.shape
-        self.total += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
+        self.total += 2.0 * rows * self.shape.attention_weights[0]
 
     def attend(self, pairs: float) -> None:
         """Add attention of (query row, key) pairs over all heads: scores and the sum of values."""
@@ -129,7 +132,7 @@ class FlopCount:
     def finish(self, rows: int) -> None:
         """Add the output projection and the gated MLP for so many rows."""
         s = self.shape
-        per_row = s.heads * s.head_dim * s.hidden + 3 * s.hidden * s.intermediate
+        per_row = s.attention_weights[1] + 3 * s.hidden * s.intermediate
         self.total += 2.0 * rows * per_row
 
     def unembed(self, rows: int) -> None:

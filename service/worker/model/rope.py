@@ -87,7 +87,7 @@ class RotaryTable:
 def static_positions(config: Any) -> int:
     """Return positions for which the frequencies do not depend on the prompt's length; raises
     ModelRefused if the type of RoPE is not known."""
-    parameters = config.rope_parameters or {}
+    parameters = getattr(config, "rope_parameters", None) or {}
     by_type = [p for p in parameters.values() if isinstance(p, dict)]
     return min(_static_positions(config, kind) for kind in by_type or [parameters])
 

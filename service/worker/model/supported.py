@@ -15,40 +15,45 @@ FAMILIES = {
     "gemma": "dense.Gemma",
     "gemma2": "dense.Gemma2",
     "gemma3_text": "dense.Gemma3",
+    "gemma4_text": "gemma4.Gemma4",
     "glm4_moe_lite": "latent.Glm4MoeLite",
     "gpt_oss": "experts.GptOss",
     "granite": "dense.Granite",
+    "granitemoehybrid": "mamba.GraniteMoeHybrid",
+    "lfm2": "convolutional.Lfm2",
+    "lfm2_moe": "convolutional.Lfm2Moe",
     "llama": "dense.Llama",
     "ministral": "dense.Ministral",
     "mistral": "dense.Mistral",
     "mixtral": "experts.Mixtral",
+    "nemotron_h": "mamba.NemotronH",
     "olmo2": "dense.Olmo2",
     "olmo3": "dense.Olmo3",
     "phi3": "dense.Phi3",
     "qwen2": "dense.Qwen2",
     "qwen2_moe": "experts.Qwen2Moe",
     "qwen3": "dense.Qwen3",
-    "qwen3_5_moe_text": "hybrid.Qwen35Moe",
-    "qwen3_5_text": "hybrid.Qwen35",
+    "qwen3_5_moe_text": "delta.Qwen35Moe",
+    "qwen3_5_text": "delta.Qwen35",
     "qwen3_moe": "experts.Qwen3Moe",
-    "qwen3_next": "hybrid.Qwen3Next",
+    "qwen3_next": "delta.Qwen3Next",
     "smollm3": "dense.SmolLM3",
 }
 """The module and class in `families` that computes a family, by its `model_type`."""
 
 # RoPE types whose frequencies are fixed by the config.
-STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3", "proportional")
 # Those that are fixed up to the length that the model was trained for. Beyond it they change with
 # the prompt's length, so a key rotated for a short prompt would be wrong in a long one.
 ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
 # Families that may rotate only a part of every head, as their config says.
-PARTIAL_ROTATION = ("phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+PARTIAL_ROTATION = ("gemma4_text", "phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 # Families whose `sliding_window` holds for every layer, and for those that `layer_types` names.
 # Others do not look at it.
 WINDOW_IN_EVERY_LAYER = ("mistral", "mixtral", "phi3", "qwen3_moe")
 WINDOW_BY_LAYER = (
-    *("cohere2", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3"),
+    *("cohere2", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "ministral", "olmo3"),
     *("qwen2", "qwen2_moe", "qwen3", "smollm3"),
 )
 
@@ -68,7 +73,7 @@ _LATENT = "stores compressed keys (multi-head latent attention) in a way that is
 _REASONS = {
     _VISION: (
         "aria", "aya_vision", "blip", "blip_2", "chameleon", "cohere2_vision", "deepseek_vl",
-        "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "glm4v", "got_ocr2", "idefics", "idefics2",
+        "emu3", "fuyu", "gemma3n", "glm4v", "got_ocr2", "idefics", "idefics2",
         "idefics3", "internvl", "janus", "kosmos2", "llama4", "llava", "llava_next",
         "llava_next_video", "llava_onevision", "mistral3", "mllama", "molmo2", "paligemma",
         "phi4_multimodal", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
@@ -85,17 +90,19 @@ _REASONS = {
         "modernbert", "nomic_bert", "roberta", "xlm_roberta",
     ),
     _STATE: (
-        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-        "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "recurrent_gemma",
-        "rwkv", "xlstm", "zamba", "zamba2",
+        "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax",
+        "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
     _LATENT: ("deepseek_v32", "minicpm3", "mistral4"),
 }  # fmt: skip
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
-# What a text decoder that has become part of a larger model says of itself; the second are served
-# without the rest, which transformers leaves out when it loads them.
-_TEXT_OF = {"gemma3": "gemma3_text"}
-TEXT_ALONE = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+# What a text decoder that is part of a larger model says of itself: it is served without the rest.
+TEXT_ALONE = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def why_not_served(config: dict[str, Any]) -> str | None:
@@ -119,8 +126,6 @@ def why_not_served(config: dict[str, Any]) -> str | None:
     return None
 
 
-def what_instead(config: dict[str, Any]) -> str:
+def what_instead() -> str:
     """Return what to give instead of a model that is not served."""
-    text = _TEXT_OF.get(str(config.get("model_type")))
-    alone = f"its text model alone, whose model_type is {text}, or " if text else ""
-    return f"give {alone}a model of the families {', '.join(FAMILIES)}"
+    return f"give a model of the families {', '.join(FAMILIES)}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstitch.encryption.keyring import Keyring
-from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstitch.kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, chunk_file_bytes
 from kvstitch.kvstore.tiers.base import Tier
 from kvstitch.service import plugins
 from kvstitch.service.errors import ModelRefused
@@ -145,6 +145,10 @@ class Composition:
             self._traces.close()
 
 
+TYPICAL_CHUNK = 400
+"""Tokens of a chunk by which stored bytes are forecast until some are measured."""
+
+
 def _ready(
     settings: WorkerSettings,
     decoder: DecoderModel,
@@ -153,6 +157,8 @@ def _ready(
     pool_tokens: int,
 ) -> Ready:
     """Describe the worker and its model for gateways."""
+    addressing = Addressing(decoder, fingerprint=model_fingerprint, codec=settings.codec)
+    typical = addressing.spec(TYPICAL_CHUNK)
     return Ready(
         model=ModelInfo(
             name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
@@ -166,6 +172,7 @@ def _ready(
             kv_bytes_per_token=decoder.kv_bytes_per_token,
             codec=settings.codec,
             device=str(decoder.device),
+            stored_bytes_per_token=chunk_file_bytes(typical) / TYPICAL_CHUNK,
         ),
         fusion=describe(fusion_methods(), facts),
         eviction=describe(eviction_methods(), facts),

@@ -126,9 +126,9 @@ ModelOut.details ModelOut.fusion ModelOut.id ModelOut.object ModelOut.owned_by M
 NotReady.reason NotReady.status ReceiptOut.unreached RerankResponse.model ResponseObject.model
 TokenReport.kv_heads TokenReport.layers adapters model model.codec model.device model.dtype
 model.family model.fingerprint model.head_dim model.id model.kv_bytes_per_token model.kv_heads
-model.layers model.max_context model.name prompt prompt.chunk_tokens prompt.max_tokens
-prompt.passage_order prompt.prefix_mode prompt.top_k reason state version worker worker.pid
-worker.pool_tokens
+model.layers model.max_context model.name model.stored_bytes_per_token prompt
+prompt.chunk_tokens prompt.max_tokens prompt.passage_order prompt.prefix_mode prompt.top_k reason
+state version worker worker.pid worker.pool_tokens
 """
 LOAD = """
 CacheDocument.load_s CacheDocument.plan CacheDocument.problems CacheDocument.why

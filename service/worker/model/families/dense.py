@@ -140,7 +140,8 @@ class Gemma2(Gemma):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.scale = float(self.config.query_pre_attn_scalar) ** -0.5
+        # Gemma 4 scales nothing.
+        self.scale = float(getattr(self.config, "query_pre_attn_scalar", 1)) ** -0.5
 
     def attention_rules(self) -> list[AttentionRule]:
         cap = getattr(self.config, "attn_logit_softcapping", None)

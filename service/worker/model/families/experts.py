@@ -49,10 +49,7 @@ class ExpertsModel(DecoderModel):
 
     def expert(self, experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
         """Return what an expert makes of its rows `[m, hidden]`."""
-        both = cpu_linear.linear(x, experts.gate_up_proj[number], batch=batch)
-        gate, up = both.chunk(2, dim=-1)
-        inner = experts.act_fn(gate).mul_(up)
-        return cpu_linear.linear(inner, experts.down_proj[number], batch=batch)
+        return expert_output(experts, number, x, batch)
 
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
         return None if hasattr(mlp, "experts") else super().mlp_projections(mlp)
@@ -63,10 +60,42 @@ class ExpertsModel(DecoderModel):
             return (yield from super().mlp(layer, x, batch))
         chosen, weights = self.route(mlp, x, batch)
         expert = partial(self.expert, mlp.experts, batch=batch)
-        return (yield from _mix(expert, x, chosen, weights))
+        return (yield from mixed_experts(expert, x, chosen, weights))
 
 
-def _mix(
+def expert_output(experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
+    """Return what an expert that is a gated MLP makes of its rows `[m, hidden]`."""
+    both = cpu_linear.linear(x, experts.gate_up_proj[number], batch=batch)
+    gate, up = both.chunk(2, dim=-1)
+    inner = experts.act_fn(gate).mul_(up)
+    return cpu_linear.linear(inner, experts.down_proj[number], batch=batch)
+
+
+def balanced_route(config: Any, gate: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+    """`ExpertsModel.route` by sigmoids and a bias that was learnt to balance the experts, within
+    the best groups (DeepSeek-V3)."""
+    probabilities = cpu_linear.linear(x.float(), gate.weight.float(), batch=batch).sigmoid()
+    biased = probabilities + gate.e_score_correction_bias
+    ranked = of_best_groups(config, biased, 2, hidden=float("-inf"))
+    chosen = ranked.topk(int(config.num_experts_per_tok), dim=-1).indices
+    weights = probabilities.gather(1, chosen)
+    if config.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * float(config.routed_scaling_factor)
+
+
+def of_best_groups(config: Any, scores: Tensor, best: int, *, hidden: float) -> Tensor:
+    """Return scores `[m, experts]` with `hidden` in place of those whose group is not among the
+    best, by the sum of the `best` largest in each."""
+    groups = scores.view(len(scores), int(config.n_group), -1)
+    ranks = groups.topk(best, dim=-1).values.sum(-1)
+    chosen = torch.zeros_like(ranks, dtype=torch.bool)
+    chosen.scatter_(1, ranks.topk(int(config.topk_group), dim=-1).indices, True)
+    seen = chosen.unsqueeze(-1).expand_as(groups).flatten(1)
+    return scores.masked_fill(~seen, hidden)
+
+
+def mixed_experts(
     expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
 ) -> Steps[Tensor]:
     """Return the sum of the chosen experts' `[m, k]` outputs by their weights `[m, k]`. Rows of

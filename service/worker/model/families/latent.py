@@ -16,13 +16,18 @@ The dimensions that turn together stand half a row apart, as in every other fami
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvstitch.service.worker.kernels.cpu import cpu_linear
-from kvstitch.service.worker.model.families.experts import SharedExperts
+from kvstitch.service.worker.model.families.experts import (
+    SharedExperts,
+    balanced_route,
+    of_best_groups,
+)
 from kvstitch.service.worker.model.projection import LayerProjections, Projection, fuse, norm
 
 
@@ -104,6 +109,15 @@ class DeepseekV2(SharedExperts):
     def rotary_order(self) -> Tensor | None:
         return None  # the projections write rows in that order
 
+    @cached_property
+    def attention_weights(self) -> tuple[int, int]:
+        config, latent = self.config, int(self.config.kv_lora_rank)
+        still, turned = int(config.qk_nope_head_dim), int(config.qk_rope_head_dim)
+        query, first = self.heads * (still + turned), int(config.q_lora_rank or 0)
+        query = first * (self.hidden + query) if first else self.hidden * query
+        before = query + self.heads * still * latent + self.hidden * (latent + turned)
+        return before, self.heads * int(config.v_head_dim) * (latent + self.hidden)
+
     def layer_projections(self, block: Any) -> LayerProjections:
         attention, config = block.self_attn, self.config
         weights = attention.kv_b_proj.weight.detach()
@@ -126,24 +140,11 @@ class DeepseekV2(SharedExperts):
         return LayerProjections(qkv, output, gate_up, down)
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
-        scores = self._router(mlp, x, batch).softmax(-1)
+        scores = cpu_linear.linear(x.float(), mlp.gate.weight.float(), batch=batch).softmax(-1)
         if self.config.topk_method == "group_limited_greedy":
-            scores = self._of_best_groups(scores, scores, 1, hidden=0.0)
+            scores = of_best_groups(self.config, scores, 1, hidden=0.0)
         top = scores.topk(int(self.config.num_experts_per_tok), dim=-1)
         return top.indices, top.values * float(self.config.routed_scaling_factor)
-
-    def _router(self, mlp: Any, x: Tensor, batch: bool) -> Tensor:
-        return cpu_linear.linear(x.float(), mlp.gate.weight.float(), batch=batch)
-
-    def _of_best_groups(self, scores: Tensor, by: Tensor, best: int, *, hidden: float) -> Tensor:
-        """Return scores `[m, experts]` with `hidden` in place of those whose group is not among
-        the best, by the sum of the `best` largest of `by` in each."""
-        groups = by.view(len(by), int(self.config.n_group), -1)
-        ranks = groups.topk(best, dim=-1).values.sum(-1)
-        chosen = torch.zeros_like(ranks, dtype=torch.bool)
-        chosen.scatter_(1, ranks.topk(int(self.config.topk_group), dim=-1).indices, True)
-        seen = chosen.unsqueeze(-1).expand_as(groups).flatten(1)
-        return scores.masked_fill(~seen, hidden)
 
 
 class DeepseekV3(DeepseekV2):
@@ -155,14 +156,7 @@ class DeepseekV3(DeepseekV2):
         super().__init__(model)
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
-        config, probabilities = self.config, self._router(mlp, x, batch).sigmoid()
-        biased = probabilities + mlp.gate.e_score_correction_bias
-        ranked = self._of_best_groups(biased, biased, 2, hidden=float("-inf"))
-        chosen = ranked.topk(int(config.num_experts_per_tok), dim=-1).indices
-        weights = probabilities.gather(1, chosen)
-        if config.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * float(config.routed_scaling_factor)
+        return balanced_route(self.config, mlp.gate, x, batch)
 
 
 class Glm4MoeLite(DeepseekV3):

@@ -133,8 +133,7 @@ def model(**fields: Any) -> ModelInfo:
 def test_bytes_per_token_are_expected_by_codec_and_then_measured() -> None:
     stored = Pace(copies=2)
     assert stored.bytes_per_token(model()) == 3200
-    assert stored.bytes_per_token(model(codec="int8")) == 1700
-    assert stored.bytes_per_token(model(dtype="float32", codec="int8")) == 850
+    assert stored.bytes_per_token(model(stored_bytes_per_token=850.5)) == 1701
     stored.add(STORED, "", MEASURED_TOKENS - 1)
     assert stored.bytes_per_token(model()) == 3200
     stored.add(Precomputed("1", 1, "present", 0, 0.0), "", 5000)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvstitch.service.worker.forward import selfcheck
+from kvstitch.service.worker.model.folder_checks import kv_numbers_per_token, read_config
 from kvstitch.service.worker.model.load import load
 from tests.service.worker.tiny import FAMILIES, random_model, rope_of, tiny_config
 
@@ -22,6 +23,9 @@ def test_a_saved_model(tmp_path: Path, family: str) -> None:
     random_model(tiny_config(family, rope_of(family))).save_pretrained(tmp_path)
     decoder = load(str(tmp_path), device="cpu")
     assert decoder.family == family
+    assert 4 * kv_numbers_per_token(read_config(tmp_path)) == decoder.kv_bytes_per_token
+    linear = (m for m in decoder.blocks[0].self_attn.modules() if isinstance(m, nn.Linear))
+    assert sum(decoder.attention_weights) == sum(m.weight.numel() for m in linear)
     theirs, stitched = selfcheck.check(decoder)
     assert theirs < 1e-4 and stitched < 1e-4
 

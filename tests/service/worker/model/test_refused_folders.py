@@ -97,10 +97,6 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "vision by its parts": (
         {"model_type": "of tomorrow", "vision_config": {}, "text_config": {}}, "reads images",
     ),
-    "gemma3": (
-        {"model_type": "gemma3", "text_config": {}, "vision_config": {}},
-        "reads images.*give its text model alone, whose model_type is gemma3_text",
-    ),
     "cross-attention": ({"model_type": "mllama", "vision_config": {}}, "reads images"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
     "encoder": ({"model_type": "bert"}, "is an encoder"),

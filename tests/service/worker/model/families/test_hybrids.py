@@ -13,6 +13,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    NemotronHConfig,
     Qwen3_5Config,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -31,10 +35,11 @@ from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from kvstitch.service.worker.methods.registry import describe, fusion_methods
 from kvstitch.service.worker.model.addressing import Addressing
 from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.folder_checks import kv_numbers_per_token, read_config
 from kvstitch.service.worker.model.load import load
 from kvstitch.service.worker.model.model_facts import ModelFacts
 from kvstitch.service.worker.steps import run
-from tests.references.hybrid import HybridReference
+from tests.references.hybrid import ConvolutionReference, HybridReference, MambaReference
 from tests.service.worker.engine.test_engine import greedy
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, random_model
@@ -69,11 +74,85 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "shared_expert_intermediate_size": 32,
 }
+# A mixer stands behind the last attention layer, and one has no MLP of its own.
+COMMON: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+MIXED = ["linear_attention", "full_attention", "linear_attention"] * 2
+GRANITE: dict[str, Any] = {
+    **COMMON,
+    "num_hidden_layers": 6,
+    "layer_types": MIXED,
+    "intermediate_size": 24,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 1.3,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.8,
+    "logits_scaling": 1.7,
+    "mamba_n_heads": 12,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+NEMOTRON: dict[str, Any] = {
+    **COMMON,
+    "head_dim": 16,
+    "layers_block_type": [
+        "linear_attention", "mlp", "linear_attention", "full_attention", "moe", "linear_attention",
+        "moe", "full_attention", "mlp", "linear_attention", "mlp",
+    ],
+    "intermediate_size": 80,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 6,
+    "ssm_state_size": 10,
+    "n_groups": 4,
+    "chunk_size": 16,
+    "time_step_min": 0.3,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 32,
+    "moe_latent_size": 20,
+    "routed_scaling_factor": 1.7,
+}  # fmt: skip
+LFM2: dict[str, Any] = {
+    **COMMON,
+    "num_hidden_layers": 6,
+    "intermediate_size": 80,
+    "block_multiple_of": 8,
+    "layer_types": ["conv" if kind == "linear_attention" else kind for kind in MIXED],
+}
+LFM2_MOE: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_dense_layers": 2,
+    "routed_scaling_factor": 1.7,
+}
 CONFIGS = {
     "qwen3_5_text": lambda **changes: Qwen3_5TextConfig(**{**SIZES, **changes}),
     "qwen3_5_moe_text": lambda **changes: Qwen3_5MoeTextConfig(**{**SIZES, **EXPERTS, **changes}),
     "qwen3_next": lambda **changes: Qwen3NextConfig(**{**SIZES, **EXPERTS, **changes}),
+    "granitemoehybrid": lambda **changes: GraniteMoeHybridConfig(**{**GRANITE, **changes}),
+    "granite without experts": lambda **changes: GraniteMoeHybridConfig(
+        **{**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope", **changes}
+    ),
+    "nemotron_h": lambda **changes: NemotronHConfig(**{**NEMOTRON, **changes}),
+    "lfm2": lambda **changes: Lfm2Config(**{**LFM2, **changes}),
+    "lfm2_moe": lambda **changes: Lfm2MoeConfig(**{**LFM2, **LFM2_MOE, **changes}),
 }
+REFERENCES = {"granite": MambaReference, "nemotron": MambaReference, "lfm2": ConvolutionReference}
 
 
 @cache
@@ -81,9 +160,17 @@ def hybrid(family: str) -> Tiny:
     model = random_model(CONFIGS[family]())
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name and "linear_attn" not in name:
+            if "norm" in name and "linear_attn" not in name and "qwen" in family:
                 weight.sub_(1)  # to which these norms add one
-    return Tiny(model, decoder_for(model), HybridReference(model))  # type: ignore[arg-type]
+            if name.endswith("A_log"):
+                weight.copy_(torch.linspace(-2, 1, len(weight)))
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.copy_(torch.linspace(-0.3, 0.3, len(buffer)))
+    reference: Any = HybridReference
+    for name, of_family in REFERENCES.items():
+        reference = of_family if family.startswith(name) else reference
+    return Tiny(model, decoder_for(model), reference(model))
 
 
 @pytest.fixture(params=CONFIGS)
@@ -119,7 +206,8 @@ def test_pie_is_the_reference_in_every_order(model: Tiny, mode: str) -> None:
         parts = [system, *(stored[i] for i in order)]
         ours = run(prefill(model.decoder, layout, parts, Pie(), scratch)).logits
         theirs = reference.pie([expected[0], *(expected[1 + i] for i in order)], Q)
-        assert_close("hybrid: pie", ours, theirs)
+        # Logits are up to 11; the worst order of Qwen3-Next is 1.3e-4 from float64.
+        assert_close("hybrid: pie", ours, theirs, atol=3e-4)
 
 
 def test_a_document_that_is_computed_between_stored_ones(model: Tiny) -> None:
@@ -166,7 +254,8 @@ def test_codecs_keep_the_states_in_int8(model: Tiny, codec: str) -> None:
     theirs = model.model(torch.tensor([[*S, *D1, *Q]])).logits[0, -1]
     assert 0 < float((ours - theirs).norm() / theirs.norm()) < 0.05
     raw = Addressing(model.decoder, fingerprint="t", codec="raw").document(D1, "none", S, "")
-    assert first.spec.state < raw.spec.state
+    heads = model.decoder.mixer is not None and model.decoder.mixer.heads > 0
+    assert first.spec.state < raw.spec.state or not heads  # rows of convolutions stay raw
 
 
 def test_prompts_go_on_where_a_state_is_kept(model: Tiny) -> None:
@@ -186,7 +275,7 @@ def test_methods_that_compute_single_rows_are_refused_by_name(model: Tiny) -> No
     with rig(model) as r:
         for name in sorted(fusion_methods()):
             if name in ("vanilla", "pie", "full_reuse"):
-                assert r.answer(Method(name))[0]
+                assert r.answer(Method(name))[1].prompt_tokens == len(IDS)
                 continue
             with pytest.raises(InvalidRequest, match=f"method {name} .*layers of this model keep"):
                 r.submit(Method(name))
@@ -221,7 +310,8 @@ def test_eviction_and_primers(model: Tiny) -> None:
 def test_a_saved_model(tmp_path: Path, family: str) -> None:
     hybrid(family).model.save_pretrained(tmp_path)
     decoder = load(str(tmp_path), device="cpu")
-    assert decoder.family == family and not decoder.measured
+    assert family.startswith(decoder.family[:7]) and not decoder.measured
+    assert 4 * kv_numbers_per_token(read_config(tmp_path)) == decoder.kv_bytes_per_token
     theirs, stitched = selfcheck.check(decoder)
     assert theirs < 1e-4 and stitched < 1e-4
 
@@ -244,8 +334,11 @@ def test_the_text_of_a_model_that_reads_images(
     assert max(selfcheck.check(decoder)) < 1e-4
 
 
-def test_a_mixer_behind_the_last_attention_is_refused() -> None:
-    kinds = ["full_attention", "linear_attention"]
-    config = CONFIGS["qwen3_5_text"](num_hidden_layers=2, layer_types=kinds)
-    with pytest.raises(ModelRefused, match="ends with one"):
+def test_no_attention_and_mlps_in_front_are_refused() -> None:
+    config = CONFIGS["granitemoehybrid"](layer_types=["linear_attention"] * 6)
+    with pytest.raises(ModelRefused, match="has no attention layer"):
+        decoder_for(AutoModelForCausalLM.from_config(config))
+    kinds = ["mlp", "linear_attention", "full_attention"]
+    config = CONFIGS["nemotron_h"](layers_block_type=kinds)
+    with pytest.raises(ModelRefused, match="begins with mlp"):
         decoder_for(AutoModelForCausalLM.from_config(config))

@@ -1,0 +1,92 @@
+"""Hybrids whose mixers are short convolutions with gates, which keep their last inputs: LFM2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvstitch.service.worker.kernels.cpu import cpu_linear
+from kvstitch.service.worker.model.families.experts import ExpertsModel
+from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows
+from kvstitch.service.worker.model.mixer_state import MixerShape
+from kvstitch.service.worker.model.projection import norm
+
+
+class Lfm2(Hybrid):
+    """LFM2: short convolutions in most layers; norms of query and key heads in the others."""
+
+    last_norm = "embedding_norm"
+
+    def __init__(self, model: Any) -> None:
+        feed = model.model.layers[0].feed_forward
+        super().__init__(model)
+        self.intermediate += len(feed.w1.weight) - int(self.config.intermediate_size)
+
+    def mixer_shape(self, config: Any) -> MixerShape:
+        # As large as a state can be that has no heads.
+        return MixerShape(0, 1, 1, int(config.conv_L_cache) - 1, self.hidden, scalar=True)
+
+    def mixer_of(self, block: Any) -> Any:
+        return block.mixer
+
+    def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
+        return super().order_blocks([_named_as_llamas(block) for block in blocks])
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)
+
+    def convolution(self, net: Any) -> tuple[Tensor, Tensor | None, bool]:
+        return net.conv.weight, net.conv.bias, False
+
+    def mixer_rows(self, net: Any, projected: Tensor) -> MixerRows:
+        first, gate, x = projected.chunk(3, -1)
+        return MixerRows(first * x, (gate,))
+
+    def apply_rule(
+        self, net: Any, own: MixerRows, mixed: Tensor, sums: Tensor, *, step: bool
+    ) -> tuple[Tensor, Tensor]:
+        return mixed, sums
+
+    def mixer_output(self, net: Any, own: MixerRows, read: Tensor) -> Tensor:
+        gate = own.beside[0]
+        return gate * read.to(gate.dtype)
+
+
+class Lfm2Moe(Lfm2, ExpertsModel):
+    """LFM2 with experts, but for the first layers."""
+
+    rotary = "pos_emb"
+
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        config = self.config
+        scores = cpu_linear.linear(x, mlp.gate.weight, batch=batch).sigmoid()
+        biased = scores + mlp.expert_bias if config.use_expert_bias else scores
+        chosen = biased.topk(int(config.num_experts_per_tok), dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+        return chosen, weights * float(config.routed_scaling_factor)
+
+
+def _named_as_llamas(block: Any) -> Any:
+    """Return a layer of LFM2 with the names that Llama's modules have."""
+    feed = block.feed_forward
+    if not hasattr(feed, "experts"):
+        feed = SimpleNamespace(
+            gate_proj=feed.w1, up_proj=feed.w3, down_proj=feed.w2, act_fn=F.silu
+        )  # fmt: skip
+    attends, attention = block.is_attention_layer, None
+    if attends:
+        own = block.self_attn
+        attention = SimpleNamespace(
+            q_proj=own.q_proj, k_proj=own.k_proj, v_proj=own.v_proj, o_proj=own.out_proj,
+            q_norm=own.q_layernorm, k_norm=own.k_layernorm,
+        )  # fmt: skip
+    return SimpleNamespace(
+        input_layernorm=block.operator_norm, post_attention_layernorm=block.ffn_norm,
+        self_attn=attention, mixer=None if attends else block.conv, mlp=feed,
+    )  # fmt: skip
