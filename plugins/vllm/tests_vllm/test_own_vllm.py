@@ -1,4 +1,5 @@
-"""A vLLM that the service starts: a stand-in for vLLM's package, run by what runs the real one."""
+"""A vLLM that the service starts: a stand-in for vLLM's package, run by what runs the real one;
+and that one."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from kvstitch.service.errors import InvalidSetting
 from kvstitch.service.settings import load
 from kvstitch_vllm.own_vllm import OwnVllm
 from tests.e2e.service import Service
+from tests_vllm.test_real_vllm import START_S, newest
 
 ROOT = Path(__file__).parents[3]
 QUESTION = "Who pays on Friday?"
@@ -31,13 +33,11 @@ for name in ("model", "host", "dtype", "max-model-len", "structured-outputs-conf
 parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--enable-prompt-tokens-details", action="store_true", required=True)
 parser.add_argument("--kv-transfer-config", type=json.loads, required=True)
-parser.add_argument("--pid-file", type=pathlib.Path, required=True)
 given = parser.parse_args()
 model, shared = pathlib.Path(given.model), given.kv_transfer_config["kv_connector_extra_config"]
 assert not any(name.startswith("KVSTITCH_") for name in os.environ)
 vllm = Vllm(model, pathlib.Path(shared["folder"]), weights_of(model), port=given.port,
             api_key=os.environ["VLLM_API_KEY"])
-given.pid_file.write_text(str(os.getpid()))
 print("it listens", flush=True)
 signal.pause()
 """
@@ -61,12 +61,20 @@ def python(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def service(python: Path, tmp_path: Path, model: Path, twelve: Any) -> Service:
+@pytest.fixture(params=["stand-in", pytest.param("vLLM", marks=pytest.mark.slow)])
+def service(
+    request: pytest.FixtureRequest, python: Path, tmp_path: Path, model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Service:  # fmt: skip
+    settings: dict[str, object] = {"vllm_python": python}
+    if request.param == "vLLM":
+        settings = {"vllm_python": newest(), "vllm_args": "--enforce-eager"}
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        monkeypatch.setattr("tests.e2e.service.START_S", START_S)
     (tmp_path / "shared").mkdir()
     return Service(
-        model, tmp_path / "data", engine="vllm", dtype="float32", vllm_python=python,
-        vllm_args=f"--pid-file {tmp_path / 'pid'}", hand_over_dir=tmp_path / "shared",
+        model, tmp_path / "data", engine="vllm", dtype="float32",
+        hand_over_dir=tmp_path / "shared", **settings,
     )  # fmt: skip
 
 
@@ -75,15 +83,33 @@ def test_it_is_started_again_and_ends_with_the_service(service, tmp_path, twelve
         service.ingest(twelve)
         first = service.ask(QUESTION, max_tokens=4)
         assert first["warnings"] == [] and first["stages"]["engine"] > 0
-        pid = int((tmp_path / "pid").read_text())
-        os.kill(pid, signal.SIGKILL)
-        service.until(lambda: (tmp_path / "pid").read_text() != str(pid), "it is not started again")
-        service.until(lambda: service.post(QUESTION).status_code == 200, "it is not back")
+        (server,) = running(tmp_path)
+        left = group(server)
+        os.kill(server, signal.SIGKILL)
+        service.until(lambda: running(tmp_path) not in ([], [server]), "it is not started again")
+        service.until(lambda: service.post(QUESTION).status_code == 200, "it is not back", START_S)
         assert service.ask(QUESTION, max_tokens=4)["text"] == first["text"]
-        again = int((tmp_path / "pid").read_text())
+        (again,) = running(tmp_path)
+        left += group(again)
         service.sigterm()
         assert service.exit_code() == 0
-        assert not alive(again)
+        service.until(lambda: not any(map(alive, left)), "a process is left")
+
+
+def running(folder: Path) -> list[int]:
+    """Servers that are handed KV below this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if b"\0kvstitch_vllm.serve\0" in command and bytes(folder) in command:
+                found.append(int(process.name))
+    return found
+
+
+def group(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-g", str(pid)], stdout=PIPE, check=True).stdout
+    return [int(each) for each in found.split()]
 
 
 def test_it_ends_with_whoever_has_started_it(tmp_path, python):

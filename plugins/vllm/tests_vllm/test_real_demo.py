@@ -16,7 +16,7 @@ from tests.e2e.clients.conftest import PYTHON, SCRIPTS, _run
 from tests.e2e.metrics import Metrics
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
-from tests_vllm.test_real_vllm import QUESTIONS, RealVllm, _releases, segments
+from tests_vllm.test_real_vllm import QUESTIONS, RealVllm, newest, segments
 
 pytestmark = pytest.mark.slow
 CORPUS, PROMPTS, EACH, ROOM = 48, 2000, 6, 1.2
@@ -26,10 +26,7 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealVllm]:
     """The newest release, with the demo model."""
-    python = _releases()[-1]
-    if not python.is_file():
-        pytest.skip("vLLM is not installed: scripts/install-vllm.sh")
-    server = RealVllm(python, DEMO, tmp_path_factory.mktemp("vllm") / "log")
+    server = RealVllm(newest(), DEMO, tmp_path_factory.mktemp("vllm") / "log")
     server.start()
     yield server
     server.kill_nine()

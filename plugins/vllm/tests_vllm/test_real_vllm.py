@@ -59,7 +59,9 @@ class RealVllm:
             )
         give_up_at = time.monotonic() + START_S
         while not self._answers():
-            assert self._process.poll() is None and time.monotonic() < give_up_at, self.log()
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                self.kill_nine()
+                pytest.fail(self.log())
             time.sleep(1.0)
 
     def _answers(self) -> bool:
@@ -93,6 +95,13 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _releases() -> list[Path]:
     return sorted(ROOT.glob("build/vllm-*/bin/python")) or [Path("absent")]
+
+
+def newest() -> Path:
+    python = _releases()[-1]
+    if not python.is_file():
+        pytest.skip("vLLM is not installed: scripts/install-vllm.sh")
+    return python
 
 
 @pytest.fixture(scope="module", params=_releases(), ids=lambda python: python.parts[-3:][0])
