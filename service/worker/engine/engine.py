@@ -29,7 +29,7 @@ from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.kv.pool import KVPool
 from kvstitch.service.worker.loading.cost_model import Line
 from kvstitch.service.worker.loading.loader import Loader
-from kvstitch.service.worker.loading.planner import FullPrefillTimer, Planner
+from kvstitch.service.worker.loading.planner import Planner, PrefillTimer
 from kvstitch.service.worker.loading.precompute_queue import PrecomputeQueue
 from kvstitch.service.worker.loading.prompt_loads import MissingChunks, PromptLoads
 from kvstitch.service.worker.methods.registry import chunk_extra
@@ -132,7 +132,7 @@ class Engine:
         self.gate: Gate | None = None
         if options.checks is not None:
             self.gate = Gate(options.checks, launcher, self.pool, self.precompute_queue)
-        timer = FullPrefillTimer(decoder, self.planner.times)
+        timer = PrefillTimer(decoder, self.planner.times)
         self.idle_work = IdleWork(self.precompute_queue, self.gate, recordings, timer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.

@@ -11,7 +11,7 @@ from kvstitch.service.worker.engine.scheduler import Scheduler, StepBudget
 from kvstitch.service.worker.gate.correctness_gate import Gate
 from kvstitch.service.worker.kv.pool import KVPool
 from kvstitch.service.worker.loading.load_plan import waiting_prompt
-from kvstitch.service.worker.loading.planner import FullPrefillTimer, Planner
+from kvstitch.service.worker.loading.planner import Planner, PrefillTimer
 from kvstitch.service.worker.loading.segment_load import Loads
 from kvstitch.service.worker.methods.bases.eviction import evict
 from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
@@ -32,7 +32,7 @@ class Prefilling:
     pool: KVPool
     prefix_cache: PrefixCache
     planner: Planner
-    timer: FullPrefillTimer
+    timer: PrefillTimer
     gate: Gate | None
     answering: Answering
     endings: Endings

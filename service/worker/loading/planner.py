@@ -8,17 +8,20 @@ operations differs by method, so the time of every kind of prefill is learnt by 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import Counter
+from bisect import bisect
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvstitch.service.worker.forward.chunk_prefill import ScratchKV
+from kvstitch.service.worker.forward.kv_placement import LayerViews
 from kvstitch.service.worker.forward.prefill import prefill
-from kvstitch.service.worker.layout import PromptLayout
+from kvstitch.service.worker.layout import Prefix, PromptLayout
 from kvstitch.service.worker.loading.cost_model import (
     CostModel,
     Line,
@@ -28,7 +31,9 @@ from kvstitch.service.worker.loading.cost_model import (
     cheapest,
     hidden_ratio,
 )
+from kvstitch.service.worker.methods.bases.dense import DenseMethod
 from kvstitch.service.worker.methods.bases.fusion import FusionMethod
+from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
 from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
 from kvstitch.service.worker.methods.layer_view import PrefillResult
 from kvstitch.service.worker.model.decoder import DecoderModel
@@ -42,18 +47,44 @@ KNOWN = 3
 # After so many prompts whose method was turned down it is used once, so that its estimate follows
 # what the machine does; after as many of a method full prefill is timed again.
 RENEWED = 50
+# Weight of the last measurement of a size beside those before it.
+NEWEST = 0.3
 # Only what takes at most so many times as long as the method is timed again.
 NEAR = 2.0
 # Longer prompts are not timed: they would take much spare time, and memory beside the pool.
 MOST_TOKENS = 1024
+# Tokens of made-up prompts, about as short as stitching stops to pay, and of their question.
+PROBES, PROBED_QUESTION = (48, 48, 160), 24
+
+
+@dataclass
+class SecondsBySize:
+    """How long prefills of one kind take by their operations: a point for every power of two, and
+    lines in between, because long prompts tell little of short ones."""
+
+    _points: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, flops: float, seconds: float) -> None:
+        size = math.frexp(flops)[1]
+        x, y = self._points.get(size, (flops, seconds))
+        self._points[size] = x + NEWEST * (flops - x), y + NEWEST * (seconds - y)
+
+    def at(self, flops: float) -> float:
+        """Return the seconds of so many operations."""
+        known = sorted(self._points.values())
+        place = bisect(known, (flops,))
+        a, b = (place - 1, place) if 0 < place < len(known) else (0, len(known) - 1)
+        (least, first), (most, last) = known[a], known[b]
+        if a == b:
+            return first * flops / least
+        return max(0.0, first + (last - first) * (flops - least) / (most - least))
 
 
 @dataclass
 class PrefillTimes:
     """How long prefills of every kind take, and which of two kinds is faster."""
 
-    device: str
-    _known: dict[Kind, Line] = field(default_factory=dict)
+    _known: dict[Kind, SecondsBySize] = field(default_factory=dict)
     _seen: Counter[Kind] = field(default_factory=Counter)
     _without: Counter[Kind] = field(default_factory=Counter)  # prompts since the last of a kind
 
@@ -62,7 +93,11 @@ class PrefillTimes:
         self._seen[kind] += 1
         self._without[kind] = 0
         if self._seen[kind] > 1:
-            self._known.setdefault(kind, Line.of_prefills(self.device)).add(flops, seconds)
+            self._known.setdefault(kind, SecondsBySize()).add(flops, seconds)
+
+    def measured(self, *kinds: Kind) -> bool:
+        """Return whether it is known how long prefills of these kinds take."""
+        return all(self._seen[kind] >= KNOWN for kind in kinds)
 
     def passed_over(self, kind: Kind) -> None:
         """Note that a prompt could have been of this kind, and was not."""
@@ -82,7 +117,7 @@ class PrefillTimes:
         """Return whether a full prefill like that of this prompt should be timed in spare time."""
         if model.prompt.tokens > MOST_TOKENS:
             return False
-        if self._seen[FullPrefill] < KNOWN:
+        if not self.measured(FullPrefill):
             return True
         times = self._estimate_both(model, decoder, frozenset())
         renew = self._without[FullPrefill] >= RENEWED
@@ -93,54 +128,70 @@ class PrefillTimes:
     ) -> tuple[float, float] | None:
         """Return seconds of full prefill and of the method; None where one is not known."""
         kind = type(model.prompt.method)
-        if min(self._seen[kind], self._seen[FullPrefill]) < KNOWN:
+        if not self.measured(kind, FullPrefill):
             return None
         own, full = self._known[kind], self._known[FullPrefill]
         slower = 2.0 if model.prompt.crowded else 1.0
-        of_method = replace(
-            model, overhead_s=own.overhead * slower, flop_s=own.slope * slower
-        ).seconds(computed)
+        flop_s = own.at(model.flops()) / model.flops()
+        of_method = replace(model, overhead_s=0.0, flop_s=flop_s * slower).seconds(computed)
         flops = full_prefill(decoder, model.prompt.tokens)
         return full.at(flops) * slower, of_method
 
 
-class FullPrefillTimer:
-    """Times full prefills of random tokens in spare time, one step at a time."""
+class PrefillTimer:
+    """Times prefills of random tokens in spare time, one step at a time."""
 
     def __init__(self, decoder: DecoderModel, times: PrefillTimes) -> None:
         self._decoder, self._times = decoder, times
+        self._due: deque[tuple[DenseMethod, int]] = deque()
         self._steps: Steps[PrefillResult] | None = None
         self._seconds = 0.0
 
     def time(self, tokens: int) -> None:
-        """Time a prompt of so many tokens, unless another one is being timed."""
-        if self._steps is None:
-            random = torch.Generator().manual_seed(0)
-            ids = torch.randint(self._decoder.vocabulary, (tokens,), generator=random).tolist()
-            layout = PromptLayout.of(ids, [], [], uncached=[True], device=self._decoder.device)
-            scratch = ScratchKV(self._decoder, tokens)
-            self._steps = prefill(self._decoder, layout, [None], FullPrefill(), scratch)
-            self._seconds = 0.0
+        """Time full prefill of so many tokens, unless another prompt is being timed."""
+        if self.idle:
+            self._due.append((FullPrefill(), tokens))
+
+    def probe(self) -> None:
+        """Time short prompts both ways, so that this is known before the first question."""
+        self._due.extend((kind(), n) for n in PROBES for kind in (FullPrefill, QuestionScout))
 
     @property
     def idle(self) -> bool:
-        return self._steps is None
+        return self._steps is None and not self._due
 
     def advance(self) -> None:
         """Run one step."""
-        assert self._steps is not None
         started = time.monotonic()
+        method, tokens = self._due[0]
+        if self._steps is None:
+            self._steps, self._seconds = self._prefill(method, tokens), 0.0
         try:
             next(self._steps)
             self._seconds += time.monotonic() - started
         except StopIteration as end:
-            self._steps = None
             seconds = self._seconds + time.monotonic() - started
-            self._times.add(FullPrefill, end.value.flops, seconds)
+            self._times.add(type(method), end.value.flops, seconds)
+            self.fail_current(end)
 
     def fail_current(self, error: Exception) -> None:
-        """Give up the prompt, because `advance` raised this error."""
+        """Give up the prompt, because `advance` raised this error, or it is done."""
         self._steps = None
+        self._due.popleft()
+
+    def _prefill(self, method: DenseMethod, tokens: int) -> Steps[PrefillResult]:
+        decoder, random = self._decoder, torch.Generator().manual_seed(0)
+        ids = torch.randint(decoder.vocabulary, (tokens,), generator=random).tolist()
+        document, stored = ids[:-PROBED_QUESTION], None
+        if not isinstance(method, FullPrefill):
+            shape = len(document), decoder.kv_heads, decoder.head_dim
+            kv = torch.zeros(shape, dtype=decoder.dtype)
+            stored = LayerViews([(kv, kv)] * decoder.layers)
+        layout = PromptLayout.of(
+            [], [document], ids[-PROBED_QUESTION:], uncached=[True, stored is None],
+            prefixes=[Prefix((0,), exact=False)], device=decoder.device,
+        )  # fmt: skip
+        return prefill(decoder, layout, [None, stored], method, ScratchKV(decoder, tokens))
 
 
 FASTER = "planner: recompute is faster"
@@ -171,7 +222,7 @@ class Planner:
         self.deciding = deciding
         self.tiers = tiers
         self.compute = Line.of_prefills(decoder.device.type)
-        self.times = PrefillTimes(decoder.device.type)
+        self.times = PrefillTimes()
         self._lock = threading.Lock()
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 

@@ -123,6 +123,8 @@ class Composition:
             facts=facts,
             grammars=self._grammars,
         )
+        if settings.planner and not on_gpu and not decoder.mixers:
+            engine.prefilling.timer.probe()
         ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)
         self.link = Link(settings.address, inbox.receive, settings.fleet_secret)
         self._traces = tracing_to(settings.otlp_endpoint, "worker")

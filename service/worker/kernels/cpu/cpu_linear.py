@@ -89,39 +89,33 @@ def supports_gated_mlp(
     """Return whether `gated_mlp` is the fastest way for these rows; arguments as there."""
     if linear_few_rows.supports(x, gate, batch=batch):
         return False
-    if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation) or is_faster_in_fp32(
-        x
-    ):
-        return True
-    return has_slow_16_bit_products(x) and linear_many_rows_fp32.supports(x, gate, up, down)
+    by_dots = linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation)
+    return by_dots or has_slow_16_bit_products(x)
 
 
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
 ) -> Generator[None, None, Tensor]:
     """down · (activation(gate · x) * (up · x)), where `supports_gated_mlp` is true; x `[m, hidden]`
-    → `[m, hidden]` in x's dtype. Pauses between tiles, about every 10 ms.
-
-    All rows go through a tile of the weights that is converted once, so only `[m, TILE]`
-    intermediate values exist at a time. One kernel knows only silu, by `F.silu` itself.
-    """
+    → `[m, hidden]` in x's dtype. Pauses about every 10 ms. One kernel knows only silu, by `F.silu`
+    itself."""
     if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation):
         return (yield from linear_many_rows_bf16.gated_mlp(x, gate, up, down))
-    if linear_many_rows_fp32.supports(x, gate, up, down):
-        return (yield from linear_many_rows_fp32.gated_mlp(x, gate, up, down, activation))
-    rows, out = x.float(), x.new_zeros((len(x), len(down)), dtype=torch.float32)
-    scratch = _scratch(gate[:TILE])
-    since = 0
-    for a in range(0, len(gate), TILE):
-        if since >= PAUSE:
-            since = 0
-            yield None
-        since += 3 * len(x) * TILE
-        tile = slice(a, a + TILE)
-        inner = activation(rows @ _to_fp32(gate[tile], scratch).t())
-        inner.mul_(rows @ _to_fp32(up[tile], scratch).t())
-        out.addmm_(inner, _to_fp32(down[:, tile], scratch).t())
-    return out.to(x.dtype)
+    gated = activation((yield from _in_parts(x, gate)))
+    yield None
+    gated.mul_((yield from _in_parts(x, up)))
+    yield None
+    return (yield from _in_parts(gated, down))
+
+
+def _in_parts(x: Tensor, weight: Tensor) -> Generator[None, None, Tensor]:
+    """`linear` with pauses."""
+    step = max(PAUSE // len(x) // TILE, 1) * TILE
+    parts = [linear(x, weight[:step])]
+    for a in range(step, len(weight), step):
+        yield None
+        parts.append(linear(x, weight[a : a + step]))
+    return torch.cat(parts, dim=1)
 
 
 def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor  # with torch's OpenMP, which the module needs
 
-INTERFACE = 6
+INTERFACE = 7
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from kvstitch.service.messages.requests import Method
 from kvstitch.service.worker.loading.cost_model import Prompt, TierEstimates
-from kvstitch.service.worker.loading.planner import KNOWN, MOST_TOKENS, RENEWED, WHOLE, Planner
+from kvstitch.service.worker.loading.planner import (
+    KNOWN,
+    MOST_TOKENS,
+    RENEWED,
+    WHOLE,
+    Planner,
+    SecondsBySize,
+)
 from kvstitch.service.worker.methods.bases.fusion import FusionMethod
 from kvstitch.service.worker.methods.fusion.a3 import Method as A3
 from kvstitch.service.worker.methods.fusion.question_scout import Method as QuestionScout
@@ -161,3 +168,30 @@ def test_without_the_planner_the_method_is_used(model: Tiny) -> None:
         _, report = r.answer(Method("question_scout"), DOCUMENTS, any_method=True)
         assert [d.plan for d in report.documents] == ["load"] * 3
         assert r.engine.idle_work.idle
+
+
+def test_short_prompts_are_known_before_the_first_question(model: Tiny) -> None:
+    """Both kinds are timed at both sizes in spare time, without the store."""
+    with rig(model, planner=True) as r:
+        times, timer = r.engine.planner.times, r.engine.prefilling.timer
+        timer.probe()
+        assert times.measured(QuestionScout, FullPrefill) is False
+        while not r.engine.idle_work.idle:
+            r.engine.step()
+        assert times.measured(QuestionScout, FullPrefill) and not times.measured(A3)
+        assert not r.store.stats().new_keys and not r.engine.planner.wants_full(prompt(200))
+
+
+def test_sizes_are_remembered_apart() -> None:
+    """What long prompts take says nothing of short ones, which have been measured before."""
+    times = SecondsBySize()
+    times.add(1e6, 1.0)
+    assert times.at(1e6) == 1.0 and times.at(3e6) == 3.0, "one size: as fast as that"
+    times.add(1e8, 100.0)
+    times.add(1e9, 2000.0)
+    for _ in range(50):
+        times.add(1e9, 1000.0)
+    assert times.at(1e6) == 1.0 and times.at(1e8) == 100.0
+    assert times.at(1e9) == pytest.approx(1000.0) and times.at(5.5e8) == pytest.approx(550.0)
+    assert times.at(2e9) == pytest.approx(2000.0, rel=0.01), "beyond: the line of all sizes"
+    assert times.at(5e5) == pytest.approx(0.5, rel=0.01)

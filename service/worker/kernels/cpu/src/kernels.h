@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 6 /* the same number as in `native.py` */
+#define INTERFACE 7 /* the same number as in `native.py` */
 
 struct decoder;
 struct layer;
@@ -61,8 +61,7 @@ void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const 
                                  ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride, int threads);
 
 void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
-                                   ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add,
-                                   int threads);
+                                   ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int threads);
 void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
                                 int threads);
 void linear_many_rows_fp32_unpack(const float *tiles, const uint16_t *bias, uint16_t *y,

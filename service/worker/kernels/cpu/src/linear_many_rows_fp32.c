@@ -107,13 +107,13 @@ TARGET static void group(const struct product *p, ptrdiff_t at, ptrdiff_t then, 
         }
 }
 
-/* y = w * x, or with `add` y += w * x. x [tiles, in, ROWS] with `rows` rows in use; w [out, in]
+/* y = w * x. x [tiles, in, ROWS] with `rows` rows in use; w [out, in]
  * with rows `stride` values apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
 TARGET void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y,
                                           ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
-                                          ptrdiff_t stride, int add, int threads)
+                                          ptrdiff_t stride, int threads)
 {
-    struct product p = {x, w, y, rows, in, out, stride, !add};
+    struct product p = {x, w, y, rows, in, out, stride, 1};
     ptrdiff_t parts = (in * rows + ROOM - 1) / ROOM;
     ptrdiff_t width = ((in + parts - 1) / parts + DEPTH - 1) / DEPTH * DEPTH, step = GROUP * OUTS;
     /* All threads work on the same columns; a slower one takes fewer rows of w. */

@@ -96,8 +96,8 @@ KERNEL(linear_many_rows_bf16_product, "aaaaasssssi",
 KERNEL(linear_many_rows_bf16_gated, "aaaassssssi",
        linear_many_rows_bf16_gated(A(0), A(1), A(2), A(3), S(4), S(5), S(6), S(7), S(8), S(9),
                                    I(10)))
-KERNEL(linear_many_rows_fp32_product, "aaassssii",
-       linear_many_rows_fp32_product(A(0), A(1), A(2), S(3), S(4), S(5), S(6), I(7), I(8)))
+KERNEL(linear_many_rows_fp32_product, "aaassssi",
+       linear_many_rows_fp32_product(A(0), A(1), A(2), S(3), S(4), S(5), S(6), I(7)))
 KERNEL(linear_many_rows_fp32_pack, "aassi",
        linear_many_rows_fp32_pack(A(0), A(1), S(2), S(3), I(4)))
 KERNEL(linear_many_rows_fp32_unpack, "aaassi",

@@ -24,14 +24,14 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
 
 
-@pytest.mark.parametrize("rows", [1, 23, 24, 47, 48, 49, 130])
+@pytest.mark.parametrize("rows", [1, 11, 12, 49, 130])
 @pytest.mark.parametrize("outs", [8, cpu_linear.TILE, cpu_linear.TILE + 40])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
 def test_linear_is_the_exact_product(
     rows: int, outs: int, bias: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every side of both thresholds, whole and broken tiles, and by torch's bfloat16; of a width
+    """On both sides of the threshold, whole and broken tiles, and by torch's bfloat16; of a width
     that no kernel takes."""
     monkeypatch.setattr(cpu_linear, "_has_slow_bf16_products", lambda: slow)
     x, weight = drawn(rows, 72, seed=1) * 8, drawn(outs, 72, seed=2)
@@ -44,13 +44,14 @@ def test_linear_is_the_exact_product(
 
 @pytest.mark.parametrize("inner", [16, cpu_linear.TILE, 2 * cpu_linear.TILE + 24])
 def test_gated_mlp_is_the_exact_one(inner: int) -> None:
+    """But for rounding in between, as torch does."""
     x = drawn(60, 72, seed=1) * 8
     gate, up = drawn(inner, 72, seed=2), drawn(inner, 72, seed=3)
     down = drawn(72, inner, seed=4)
     ours = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     middle = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
     assert ours.dtype == torch.bfloat16
-    assert_close("wide.gated_mlp", ours.double(), middle @ down.double().t(), BF16)
+    assert_close("wide.gated_mlp", ours.double(), middle @ down.double().t(), 3 * BF16)
 
 
 @pytest.mark.parametrize("tiles", [False, True])
