@@ -25,7 +25,7 @@ from kvstitch.retriever.outline import Outline
 Render = Callable[[str, str], str]
 
 # Raise this when the same parameters split the same text differently: revisions depend on it.
-_ALGORITHM = 3
+_ALGORITHM = 4
 
 LEAD_SHARE = 3  # so much of a chunk at most repeats what stands before it
 TITLE_SHARE = 4  # a title takes at most this part of a chunk, because it stands in each

@@ -114,14 +114,16 @@ class Outline:
         return self._text[starts[number] : end if end >= 0 else len(self._text)]
 
     def _path(self, position: int) -> list[str]:
-        starts, _, parents = self._lines
+        starts, depths, parents = self._lines
         here = bisect_right(starts, position) - 1
         out: list[str] = []
         number = here if self._text[starts[here] : position].strip() else parents[here]
         while number >= 0:
             line = self._line(number)
             if line.strip() in ("{", "[", "-") and number + 1 < here:
-                line = self._line(number + 1)  # an object of a list is known by its first value
+                # An object of a list is known by its first value, one that is the whole text not.
+                whole = number == 0 and depths.count(depths[0]) == 1
+                line = "" if whole else self._line(number + 1)
                 line = "" if line.rstrip().endswith(("{", "[")) else line
             out += [line] if line.strip() not in ("", "{", "[") else []
             number = parents[number]
@@ -197,6 +199,11 @@ def _depth(line: str) -> int:
 
 
 def _without_one(lines: list[str]) -> list[str]:
+    """Leave out the line that tells least: what only opens a part before what names an object."""
+    opens = [line.rstrip().endswith(("[", "{", ":")) for line in lines]
+    if any(opens) and not all(opens):
+        del lines[opens.index(True)]
+        return lines
     return [*lines[:-2], lines[-1]] if len(lines) > 2 else lines[:-1]
 
 

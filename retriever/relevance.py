@@ -24,7 +24,9 @@ from typing import Final, NamedTuple
 
 from kvstitch.retriever.analysis import languages
 from kvstitch.retriever.analysis.analyser import Term, analyse_query, plain_words
+from kvstitch.retriever.analysis.spelling import one_letter_apart
 from kvstitch.retriever.documents import Passage
+from kvstitch.retriever.search import MOST_OF_A_WORD
 
 FLOOR: Final = 0.5
 """Passages of a lower relevance are not about the question."""
@@ -95,13 +97,12 @@ def evidence(
         lead = nearest - (sum(cosines) - nearest) / (len(cosines) - 1)
     return Evidence(
         held=max(sum(rarity[term] for term in rarity if each.hold(term)) for each in texts) / total,
-        matched=max(matches) / (_MOST_OF_A_WORD * total) if matches else None,
+        matched=max(matches) / (MOST_OF_A_WORD * total) if matches else None,
         cosine=nearest,
         lead=lead,
     )
 
 
-_MOST_OF_A_WORD = 2.2  # times its idf: what BM25 gives for it at most, K1 + 1
 _ALIKE = 1  # characters that a word, its stem and most misspellings begin with
 _LEAST_PART = 5  # characters of a stem that is looked for within compounds
 
@@ -128,26 +129,12 @@ class _Words:
         stems = {languages.stem(word, self.language) for word in words}
         if not stems.isdisjoint(spellings):
             return True
-        asked = [spelling for spelling in map(_bare, spellings) if len(spelling) >= _LEAST_PART]
+        asked = [
+            spelling for spelling in map(languages.bare, spellings) if len(spelling) >= _LEAST_PART
+        ]
         return any(stem in self.compounds for stem in asked) or any(
-            _misspelt(one, _bare(other)) for one in asked for other in stems
+            one_letter_apart(one, languages.bare(other)) for one in asked for other in stems
         )
-
-
-def _bare(stem: str) -> str:
-    """A stem without its language."""
-    return stem.partition("\u00b7")[0]
-
-
-def _misspelt(one: str, other: str) -> bool:
-    """Return whether two words differ by one letter, or by two neighbours that changed places."""
-    if abs(len(one) - len(other)) > 1:
-        return False
-    while one and other and one[0] == other[0]:
-        one, other = one[1:], other[1:]
-    while one and other and one[-1] == other[-1]:
-        one, other = one[:-1], other[:-1]
-    return max(len(one), len(other)) <= 1 or (len(one) == 2 and one == other[::-1])
 
 
 @lru_cache(512)  # the same passages answer many questions

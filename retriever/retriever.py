@@ -34,12 +34,7 @@ from kvstitch.retriever.ingest import DocumentEmbedder, EmbeddedDocument
 from kvstitch.retriever.prefixes.prefix_chunks import PrefixChunks
 from kvstitch.retriever.relevance import evidence, relevance, weighty_words
 from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
-from kvstitch.retriever.search import (
-    candidates_per_ranking,
-    check_query,
-    exact_first,
-    reciprocal_rank_fusion,
-)
+from kvstitch.retriever.search import CANDIDATES, MOST_OF_A_WORD, check_query, combine, exact_first
 from kvstitch.retriever.sql.database import Database
 
 
@@ -157,7 +152,7 @@ class Retriever:
         if self.catalog.shared and not self._mirror.current:
             with self._consistency.write():
                 self._mirror.catch_up()
-        wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
+        wanted = max(CANDIDATES, top_k) if mode == "hybrid" else top_k
         dense = sparse = None
         exact: Sequence[Collection[int]] = ()
         with self._consistency.read():
@@ -169,7 +164,11 @@ class Retriever:
             if mode != "dense":
                 words = self.catalog.search(analyse_query(query), wanted, allowed, scope=scope)
                 sparse, exact = words.ranked, words.exact
-            fused = exact_first(reciprocal_rank_fusion(dense, sparse), exact, wanted)
+            most = 0.0
+            if dense and sparse:
+                rarity = self.catalog.rarity(weighty_words(query), scope=scope)
+                most = MOST_OF_A_WORD * sum(rarity.values())
+            fused = exact_first(combine(dense, sparse, most), exact, wanted)
             best = {hit.chunk_id: hit for hit in fused[:top_k]}
             found = [(chunk, best[chunk.chunk_id]) for chunk in self.catalog.chunks(list(best))]
         return [

@@ -1,18 +1,21 @@
 """Combines the rankings by meaning and by words.
 
-Both are combined by reciprocal rank fusion (RRF):
+Each passage has a score in both, from 0 to 1, and the sum of these by weights ranks it:
 
-    score(d) = sum over rankings of 1 / (K + rank of d),   K = 60, ranks count from 1
+    by meaning   its cosine above that of the last candidate, of the spread of all candidates
+    by words     its BM25, of what a passage of nothing but the query's words has
 
-It needs no calibration between cosines and BM25 scores.
+So a ranking counts for as much as it tells passages apart. Where all are about as near, as rows of
+one table are, words decide; where they hold few of the query's words, as in another language or
+misspelt, meaning does. Ranks would count the first of either for the same. How many candidates are
+combined does not depend on how many are wanted, so the first are always the same.
 
 Passages that hold an identifier of the query, or what is in quotation marks there, come before all
 others, as if they were first in both rankings: meaning tells PPR-9087 from PPR-9086 no better than
 by chance. What fewer passages hold counts for more.
 
 Source:
-    Cormack, Clarke, Büttcher, "Reciprocal rank fusion outperforms Condorcet and individual rank
-    learning methods", 2009.
+    Bruch, Gai, Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from typing import NamedTuple, get_args
 from kvstitch.retriever.documents import SearchMode
 from kvstitch.retriever.errors import InvalidQuery
 
-K = 60
-MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings
+CANDIDATES = 256  # of each ranking, that are combined
+MEANING = 0.5  # weight of a passage's score by meaning; words have the rest
+LEAST_SPREAD = 0.3  # of cosines, that tells passages apart: less may be chance
+MOST_OF_A_WORD = 2.2  # times its idf: what BM25 gives for it at most, K1 + 1
 
 Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
@@ -40,20 +45,18 @@ class FusedHit(NamedTuple):
     exact: bool = False
 
 
-def candidates_per_ranking(top_k: int) -> int:
-    """How many hits of each ranking are combined for `top_k` results."""
-    return max(4 * top_k, 50)
-
-
-def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[FusedHit]:
-    """Combine two rankings; best first, ties by chunk_id."""
-    fuses = dense is not None and sparse is not None
-    scores: dict[int, float] = {}
-    for hits in (dense or (), sparse or ()):
-        for rank, (chunk_id, score) in enumerate(hits, start=1):
-            own = 1 / (K + rank) if fuses else score
-            scores[chunk_id] = scores.get(chunk_id, 0.0) + own
+def combine(dense: Hits | None, sparse: Hits | None, most: float = 0.0) -> list[FusedHit]:
+    """Combine two rankings, or return the one there is; best first, ties by chunk_id. `most`: BM25
+    of a passage of nothing but the query's words; 0: not known, so the best has it."""
     in_dense, in_sparse = _places(dense or ()), _places(sparse or ())
+    scores = {chunk_id: score for chunk_id, score in dense or sparse or ()}
+    if dense is not None and sparse is not None:
+        cosines = [score for _, score in dense] or [0.0]
+        spread = max(LEAST_SPREAD, max(cosines) - min(cosines))
+        most = most or max((score for _, score in sparse), default=1.0)
+        scores = {i: MEANING * (score - min(cosines)) / spread for i, score in dense}
+        for i, score in sparse:
+            scores[i] = scores.get(i, 0.0) + (1 - MEANING) * min(1.0, score / most)
     nowhere = None, None
     return [
         FusedHit(i, score, in_dense.get(i, nowhere), in_sparse.get(i, nowhere))

@@ -9,8 +9,7 @@ share of a question's passages among the first k, and hit, whether any is among 
 is the same among the k chunks of a request with top_k = k, several of which can be of one passage.
 
 Without --url and --library a service is started on a new folder with a random model, because
-retrieval does not depend on the model. Hybrid is RRF with K = 60, as published. Other K and weights
-were tried on these questions and not adopted.
+retrieval does not depend on the model.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kvstitch.records.base import Fields, Result, record, told
 
 Retrieval = Literal["dense", "sparse", "hybrid"]
-RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
+RankedBy = Literal["cosine", "bm25", "meaning_and_words", "reranker"]
 Condense = Literal["off", "join", "model"]
 Unanswerable = Literal["say", "model", "answer"]
 RELEVANCE = (
@@ -34,7 +34,7 @@ class FoundPassage:
     page: str | None = told("page, slide or sheet on which it begins", default=None)
     heading: str | None = told("the last one at or before its beginning", default=None)
     score: float = told(
-        "what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
+        "what it was ranked by: cosine, BM25 or both; where two searches "
         "were joined, reciprocal ranks in both"
     )
     dense_rank: int | None = None
@@ -70,7 +70,7 @@ class SearchResult(FoundPassage):
 class SearchResults(Result):
     """Passages, best first. `ranked_by` says what their `score` is, and what `min_score` was
     compared with: the cosine of query and passage from -1 to 1 (dense), BM25 above 0 (sparse), the
-    sum of 1/(60 + rank) over the two rankings, at most 2/61 (hybrid), or the reranker's score."""
+    both by weights, 0 to 1 (hybrid), or the reranker's score."""
 
     collection: str
     retrieval: Retrieval

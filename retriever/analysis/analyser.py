@@ -24,7 +24,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, pairwise, repeat
 
 import icu4py
 from icu4py.breakers import WordBreaker
@@ -156,7 +156,7 @@ def analyse_query(query: str) -> AnalysedQuery:
             terms[Term(new)] = None
             known.update(new)
     exact = list(dict.fromkeys(_exact(cleaned, folded)))[:MAX_EXACT]
-    phrases = [term for term in exact if term.is_phrase]
+    phrases = [*(term for term in exact if term.is_phrase), *_words_with_numbers(folded)]
     last = frozenset(own[-LAST_WORDS:])
     return AnalysedQuery([*terms, *dict.fromkeys(phrases)], exact, last)
 
@@ -210,6 +210,13 @@ def _exact(cleaned: str, folded: str) -> Iterator[Term]:
         is_number = len(plain) == 1 and any(map(str.isdigit, folded))
         if (phrases := _phrases(folded)) and (is_number or len(phrases[0]) > 1):
             yield Term(phrases)
+
+
+def _words_with_numbers(folded: str) -> Iterator[Term]:
+    """Yield neighbours as "gauge 7", which many passages hold apart and few together."""
+    pairs = pairwise(folded.translate(_SPACED).split())
+    named = (f"{word} {n}" for word, n in pairs if word.isalpha() and n[0].isdigit())
+    return (Term(_phrases(each)) for each in islice(named, MAX_EXACT))
 
 
 def _numbered_names(words: list[str]) -> Iterator[str]:

@@ -116,6 +116,17 @@ def _is_letter_of_its_own(base: str, marks: list[str]) -> bool:
     return "\u0400" <= base <= "\u04ff" and (marks == ["\u0306"] or base == "і")
 
 
+def one_letter_apart(one: str, other: str) -> bool:
+    """Return whether two words differ by one letter, or by two neighbours that changed places."""
+    if abs(len(one) - len(other)) > 1:
+        return False
+    while one and other and one[0] == other[0]:
+        one, other = one[1:], other[1:]
+    while one and other and one[-1] == other[-1]:
+        one, other = one[:-1], other[:-1]
+    return max(len(one), len(other)) <= 1 or (len(one) == 2 and one == other[::-1])
+
+
 SEPARATOR = "\u00b7"
 _ALNUM = r"[^\W_]"
 # What joins the parts of a name; brackets count where they close again, as in 6(1)(f).

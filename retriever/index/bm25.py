@@ -20,6 +20,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -136,7 +137,8 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     among, ids = _allowed_condition(words.allowed_ids)
     found: Hits = []
     if tables.made:
-        terms = searched_terms(query, _counts(words, tables, query.terms))
+        counts = _counts(words, tables, query.terms)
+        terms = searched_terms(query, counts, partial(_beginning, connection, tables.new))
         found = _rank(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         # Chunks that there are, and that the new table has not.
@@ -242,7 +244,7 @@ def _allowed_condition(allowed_ids: Collection[int] | None) -> tuple[str, tuple[
     return "AND +rowid IN (SELECT value FROM json_each(?))", (json.dumps(list(allowed_ids)),)
 
 
-def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> Mapping[str, int]:
+def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> dict[str, int]:
     """In how many chunks the terms' tokens are."""
     # Words that are made anew change the table, and not the catalog's state.
     counts = {} if tables.old else words.counts
@@ -254,6 +256,11 @@ def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> Mapping[
         found = _driver(words.connection).execute(query, (json.dumps(tokens),))
         counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
     return counts
+
+
+def _beginning(connection: Connection, table: str, start: str) -> list[tuple[str, int]]:
+    query = f"SELECT term, doc FROM {table}_counts WHERE term >= ? AND term < ?"
+    return list(_driver(connection).execute(query, (start, f"{start}\U0010ffff")).fetchall())
 
 
 @dataclass(frozen=True)

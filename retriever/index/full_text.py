@@ -11,19 +11,26 @@ chunks at a time; chunks that it has not come to are found by their old words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy import Connection
 
+from kvstitch.retriever.analysis import languages
 from kvstitch.retriever.analysis.analyser import MAX_QUERY_WORDS, AnalysedQuery, Term
+from kvstitch.retriever.analysis.spelling import one_letter_apart
 
 # chunk_id, title, text
 ChunkWords = tuple[int, str, str]
 Hits = list[tuple[int, float]]
+# Gives the tokens of a scope that begin so, and in how many chunks each is.
+Beginning = Callable[[str], Iterable[tuple[str, int]]]
 
 PART_WEIGHT = 0.5
+LEAST_MISSPELT = 5  # letters of a stem that may be misspelt: of shorter ones too much is near
+MOST_MISSPELT = 8  # words of a query that are looked for so
+MOST_MEANT = 3  # words that a misspelt one may mean
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,14 @@ def uncounted(terms: Iterable[Term], counts: Mapping[str, int]) -> list[str]:
     return list({token for phrase in phrases for token in phrase if token not in counts})
 
 
-def searched_terms(query: AnalysedQuery, counts: Mapping[str, int]) -> list[Term]:
-    """The terms that a search asks for: those there are, or of a long query its rarest and last."""
+def searched_terms(
+    query: AnalysedQuery, counts: dict[str, int], beginning: Beginning
+) -> list[Term]:
+    """The terms that a search asks for: those there are, or of a long query its rarest and last;
+    for a word that no text has, those one letter from it, which are added to `counts`."""
     found = {term: present(term, counts) for term in query.terms}
+    for term in [term for term, there in found.items() if there is None][:MOST_MISSPELT]:
+        found[term] = _misspelt(term, counts, beginning)
     chosen = [term for term, there in found.items() if there is not None]
     if len(chosen) > MAX_QUERY_WORDS:
 
@@ -95,6 +107,23 @@ def searched_terms(query: AnalysedQuery, counts: Mapping[str, int]) -> list[Term
         kept.update(others[: max(0, MAX_QUERY_WORDS - len(kept))])
         chosen = [term for term in chosen if term in kept]
     return [there for term in chosen if (there := found[term]) is not None]
+
+
+def _misspelt(term: Term, counts: dict[str, int], beginning: Beginning) -> Term | None:
+    word, asked = term.spellings[0][0], {languages.bare(s[0]) for s in term.spellings}
+    if term.is_phrase or len(word) < LEAST_MISSPELT or not word.isalpha():
+        return None
+    # Of the first letters one may be missing, or two may have changed places.
+    starts = {word[:2], word[0] + word[2], word[1] + word[0]}
+    near = {
+        token: chunks
+        for start in starts
+        for token, chunks in beginning(start)
+        if any(one_letter_apart(one, languages.bare(token)) for one in asked)
+    }
+    counts.update(near)
+    commonest = sorted(near, key=lambda token: (-near[token], token))[:MOST_MEANT]
+    return Term(tuple((token,) for token in commonest)) if commonest else None
 
 
 def present(term: Term, counts: Mapping[str, int]) -> Term | None:

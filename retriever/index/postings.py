@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -114,7 +115,7 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     if not query.terms or k <= 0:
         return []
     connection, scope_id = words.connection, words.scope_id
-    terms = searched_terms(query, _counts(words, query.terms))
+    terms = searched_terms(query, _counts(words, query.terms), partial(_beginning, words))
     if not terms:
         return []
     hits, values = _hits(scope_id, terms)
@@ -228,7 +229,7 @@ def _phrase(scope_id: int, words: Phrase) -> tuple[str, list[Any]]:
     return sql + " GROUP BY chunk_id", values
 
 
-def _counts(words: Searched, terms: Iterable[Term]) -> Mapping[str, int]:
+def _counts(words: Searched, terms: Iterable[Term]) -> dict[str, int]:
     """In how many chunks the terms' tokens are."""
     if tokens := uncounted(terms, words.counts):
         query = (
@@ -238,6 +239,15 @@ def _counts(words: Searched, terms: Iterable[Term]) -> Mapping[str, int]:
         found = _driver(words.connection).execute(query, (words.scope_id, tokens))
         words.counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
     return words.counts
+
+
+def _beginning(words: Searched, start: str) -> list[tuple[str, int]]:
+    query = (
+        "SELECT word, count(*) FROM postings WHERE scope_id = %s AND starts_with(word, %s) "
+        "AND word >= %s GROUP BY word"
+    )
+    found = _driver(words.connection).execute(query, (words.scope_id, start, start))
+    return list(found.fetchall())
 
 
 def _driver(connection: Connection) -> Any:

@@ -66,6 +66,20 @@ def test_objects_of_json_are_not_cut_and_carry_their_id(indent: int) -> None:
     assert all(piece.count('"id"') == piece.count('"refund"') for piece in pieces(small))
 
 
+def test_parts_of_a_long_object_carry_what_it_is_called() -> None:
+    """Not what only opens the list, nor the first value of what holds all."""
+    sensors = [
+        {"name": f"sensor {n}", "limits": {"low": n, "high": 90 + n}, "place": {"room": f"R{n}"}}
+        for n in range(30)
+    ]
+    text = json.dumps({"site": "north mole", "sensors": sensors}, indent=4)
+    found = pieces(text, 60)
+    for sensor in sensors:
+        own = [piece for piece in found if f'"room": "{sensor["place"]["room"]}"' in piece]  # type: ignore[index]
+        assert len(own) == 1 and f'"name": "{sensor["name"]}"' in own[0]
+    assert sum("north mole" in piece for piece in found) == 1
+
+
 def branch(depth: int, service: int) -> str:
     pad = "  " * depth
     return (

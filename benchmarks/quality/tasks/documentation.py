@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstitch.retriever import Document
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
+from kvstitch.service.gateway.documents.parsing.file_kinds import file_kind
 from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from kvstitch.service.settings import Settings
 
@@ -106,7 +107,7 @@ def read(folder: Path) -> list[Document]:
 
 
 def parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
-    """HTML files, with their names, as the service parses them."""
+    """Files, with their names, as the service parses them."""
     return asyncio.run(_parsed(files))
 
 
@@ -116,7 +117,8 @@ async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
 
     async def parse(name: str, content: bytes) -> Document:
         async with turn:
-            item = IngestDocument(name, "", "html", content, "", {})
-            return await parser.document(item)
+            kind = file_kind(name, "", content)
+            found = await parser.document(IngestDocument(name, "default", kind, content))
+            return Document(name, found.text, found.title, marks=found.marks)
 
     return list(await asyncio.gather(*(parse(*file) for file in files)))

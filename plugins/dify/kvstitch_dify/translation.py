@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field
 
 from kvstitch.records.answers import RankedBy, SearchResult
-from kvstitch.retriever.search import MAX_FUSED_SCORE
 from kvstitch.service.errors import InvalidRequest, KvstitchError
 from kvstitch.service.gateway.http.problems import sendable
 from kvstitch.service.gateway.schemas.fields import LenientModel, Unicode
@@ -135,11 +134,8 @@ def error_response(error: KvstitchError, headers: Mapping[str, str]) -> tuple[in
 
 def _similarity(score: float, ranked_by: RankedBy) -> float:
     """Return a score as a number from 0 to 1, in the same order."""
-    match ranked_by:
-        case "reciprocal_ranks":
-            score /= MAX_FUSED_SCORE
-        case "bm25":
-            score /= 1 + score
+    if ranked_by == "bm25":
+        score /= 1 + score
     return min(1.0, max(0.0, score))
 
 

@@ -211,7 +211,7 @@ class SearchChoices(StrictModel):
         None,
         allow_inf_nan=False,
         description="leave out passages whose `score` is lower: with rerank the reranker's score; "
-        "else the cosine (dense), BM25 (sparse) or the sum of reciprocal ranks (hybrid)",
+        "else the cosine (dense), BM25 (sparse) or both by weights, 0 to 1 (hybrid)",
     )
     neighbours: int = Field(
         0,

@@ -23,7 +23,6 @@ from kvstitch.records.answers import Citation, RankedBy
 from kvstitch.retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from kvstitch.retriever.filters import MATCH_ALL, as_elements
 from kvstitch.retriever.relevance import FLOOR
-from kvstitch.retriever.search import K
 from kvstitch.service.errors import InvalidRequest, NotFound
 from kvstitch.service.gateway.schemas.generate import SearchChoices
 from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
@@ -35,13 +34,14 @@ T = TypeVar("T")
 RERANK_FACTOR = 4
 RERANK_MIN_CANDIDATES = 20
 # Rankings of two searches are fused this deep, so that what stands low in both can rise.
+K = 60  # ranks count as 1 / (K + rank)
 FUSED_FACTOR = 4
 FUSED_MIN_PASSAGES = 20
 
 _RANKED_BY: Final[dict[str, RankedBy]] = {
     "dense": "cosine",
     "sparse": "bm25",
-    "hybrid": "reciprocal_ranks",
+    "hybrid": "meaning_and_words",
 }
 _NO_URLS: Final[Mapping[str, str]] = {}
 

@@ -20,7 +20,6 @@ from kvstitch.retriever.errors import (
 )
 from kvstitch.retriever.filters import MATCH_ALL
 from kvstitch.retriever.scope import DEFAULT_SCOPE, joined_readers, joined_writers
-from kvstitch.retriever.search import MAX_FUSED_SCORE
 from kvstitch.service.errors import (
     DatabaseUnavailable,
     InternalError,
@@ -82,8 +81,8 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
     return InternalError(f"the {failed} failed: {error}")
 
 
-_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
-_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
+_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of shares"}
+_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": 1.0}  # BM25 has none
 
 
 @dataclass(frozen=True)

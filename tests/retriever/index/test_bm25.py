@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 
 import pytest
@@ -14,7 +13,7 @@ from kvstitch.retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query
 from kvstitch.retriever.errors import InvalidQuery
 from kvstitch.retriever.index.bm25 import match_expression
 from kvstitch.retriever.index.full_text import searched_terms, uncounted
-from kvstitch.retriever.search import reciprocal_rank_fusion
+from kvstitch.retriever.search import combine
 from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
@@ -120,7 +119,7 @@ def test_any_text_is_an_expression(query: str) -> None:
 def test_a_long_query_is_cut(retriever: Retriever) -> None:
     query = " ".join(f"word{number}" for number in range(5000))
     analysed = analyse_query(query)
-    asked = searched_terms(analysed, dict.fromkeys(uncounted(analysed.terms, {}), 1))
+    asked = searched_terms(analysed, dict.fromkeys(uncounted(analysed.terms, {}), 1), lambda _: ())
     assert len(asked) == MAX_QUERY_WORDS
     assert words(retriever, f"fox {query}") == ["fox"]
 
@@ -190,8 +189,7 @@ def test_passages_tell_their_places(retriever: Retriever) -> None:
         ]
         assert [(hit.dense_rank, hit.dense_score)] == by_meaning
         assert [(hit.sparse_rank, hit.sparse_score)] == (by_words or [(None, None)])
-        ranks = [rank for rank in (hit.dense_rank, hit.sparse_rank) if rank is not None]
-        assert math.isclose(hit.score, sum(1 / (60 + rank) for rank in ranks))
+        assert 0 <= hit.score <= 1
     assert hits[0].chunk.doc_id == "owl"
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert all(hit.sparse_rank is None for hit in dense)
@@ -199,16 +197,22 @@ def test_passages_tell_their_places(retriever: Retriever) -> None:
 
 
 def test_fusion_by_hand() -> None:
-    fused = reciprocal_rank_fusion([(1, 0.9), (2, 0.8), (3, 0.7)], [(3, 5.0), (2, 4.0), (9, 1.0)])
-    expected = {3: 1 / 63 + 1 / 61, 2: 1 / 62 + 1 / 62, 1: 1 / 61, 9: 1 / 63}
-    assert [ranked.chunk_id for ranked in fused] == [3, 2, 1, 9]
-    assert {ranked.chunk_id: ranked.score for ranked in fused} == pytest.approx(expected)
-    assert [ranked.chunk_id for ranked in reciprocal_rank_fusion([(7, 1.0)], [(4, 1.0)])] == [4, 7]
-    assert [ranked.chunk_id for ranked in reciprocal_rank_fusion([(7, 0.1), (4, -0.2)], None)] == [
-        7,
-        4,
-    ]
-    assert reciprocal_rank_fusion([], []) == []
+    found = combine([(1, 0.9), (2, 0.7), (3, 0.5)], [(3, 5.0), (2, 4.0), (9, 1.0)], 10.0)
+    expected = {1: 0.5, 2: 0.5 * 0.5 + 0.5 * 0.4, 3: 0.5 * 0.5, 9: 0.5 * 0.1}
+    assert [ranked.chunk_id for ranked in found] == [1, 2, 3, 9]
+    assert {ranked.chunk_id: ranked.score for ranked in found} == pytest.approx(expected)
+    # All are about as near: words decide. They hold none of the words: what is near does.
+    rows = [(1, 0.53), (2, 0.52), (3, 0.51)]
+    assert combine(rows, [(3, 9.0), (1, 6.0)], 10.0)[0].chunk_id == 3
+    assert combine([(1, 0.8), (2, 0.2)], [(2, 1.5)], 10.0)[0].chunk_id == 1
+    assert [ranked.chunk_id for ranked in combine([(7, 0.1), (4, -0.2)], None)] == [7, 4]
+    assert combine([], []) == [] and combine([], [(4, 2.0)])[0].score == 0.5
+
+
+def test_the_first_do_not_depend_on_how_many_are_wanted(retriever: Retriever) -> None:
+    for query in ("the owl hunts mice at night", "whale", "red foxes and blue whales"):
+        most = [hit.chunk.doc_id for hit in retriever.search(query, 64, mode="hybrid")]
+        assert [hit.chunk.doc_id for hit in retriever.search(query, 2, mode="hybrid")] == most[:2]
 
 
 def test_words_that_were_nowhere_are_found_once_they_are_there(retriever: Retriever) -> None:

@@ -45,7 +45,7 @@ def test_a_search_finds_what_an_answer_is_given(shared: Rig, mode: str) -> None:
         == {
             "dense": "cosine",
             "sparse": "bm25",
-            "hybrid": "reciprocal_ranks",
+            "hybrid": "meaning_and_words",
         }[mode]
     )
     assert result["warnings"] == []
