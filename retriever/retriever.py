@@ -155,7 +155,11 @@ class Retriever:
         wanted = max(CANDIDATES, top_k) if mode == "hybrid" else top_k
         dense = sparse = None
         exact: Sequence[Collection[int]] = ()
+        most = 0.0
         with self._consistency.read():
+            if mode == "hybrid":
+                rarity = self.catalog.rarity(weighty_words(query), scope=scope)
+                most = MOST_OF_A_WORD * sum(rarity.values())
             allowed = self.catalog.allowed_chunks(doc_filter, scope=scope)
             if vector is not None:
                 hits = self.index.search(vector, wanted, allowed, scope=scope)
@@ -164,10 +168,6 @@ class Retriever:
             if mode != "dense":
                 words = self.catalog.search(analyse_query(query), wanted, allowed, scope=scope)
                 sparse, exact = words.ranked, words.exact
-            most = 0.0
-            if dense and sparse:
-                rarity = self.catalog.rarity(weighty_words(query), scope=scope)
-                most = MOST_OF_A_WORD * sum(rarity.values())
             fused = exact_first(combine(dense, sparse, most), exact, wanted)
             best = {hit.chunk_id: hit for hit in fused[:top_k]}
             found = [(chunk, best[chunk.chunk_id]) for chunk in self.catalog.chunks(list(best))]

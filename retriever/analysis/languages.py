@@ -91,11 +91,6 @@ def stems(word: str) -> list[str]:
     return list(dict.fromkeys(stem(word, language) for language in LATIN))
 
 
-def bare(stem: str) -> str:
-    """A stem without its language."""
-    return stem.partition("\u00b7")[0]
-
-
 @lru_cache(WORDS_KEPT)
 def parts(word: str, language: str) -> list[str]:
     """The stems of the words that a folded word may be made of."""
