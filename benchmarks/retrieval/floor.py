@@ -13,7 +13,7 @@ German and French. Of each, questions are asked
     removed     that it answers, while the document that does is removed with a fifth of the others
 
 The functions are fitted on the development part; the floor is the highest at which none of the
-collections loses more than 2.5 of 100 answered questions whose answer was among the five passages.
+collections loses more than 2 of 100 answered questions whose answer was among the five passages.
 The table counts the test part: other questions about other documents. It is made with what
 `retriever/relevance.py` holds, and what was fitted is printed beside it.
 """
@@ -50,7 +50,7 @@ from tests.fakes.models import TokenizerCounter
 
 DATA = Path(__file__).parent / "data"
 TOP_K, CHUNK_TOKENS, FOLDS = 5, 400, 5
-MOST_LOST = 0.025
+MOST_LOST = 0.02
 KINDS = ("answered", "misspelt", "elsewhere", "removed")
 # Which of Evidence's terms each function has weights of, besides the constant.
 SHAPES = {"whole": (1, 2, 3, 4), "part": (1, 3, 5), "words": (1, 6)}
