@@ -26,7 +26,6 @@ from kvstitch.retriever.analysis import languages
 from kvstitch.retriever.analysis.analyser import Term, analyse_query, plain_words
 from kvstitch.retriever.analysis.spelling import one_letter_apart
 from kvstitch.retriever.documents import Passage
-from kvstitch.retriever.index.full_text import bare
 from kvstitch.retriever.search import MOST_OF_A_WORD
 
 FLOOR: Final = 0.5
@@ -130,10 +129,15 @@ class _Words:
         stems = {languages.stem(word, self.language) for word in words}
         if not stems.isdisjoint(spellings):
             return True
-        asked = [spelling for spelling in map(bare, spellings) if len(spelling) >= _LEAST_PART]
+        asked = [spelling for spelling in map(_bare, spellings) if len(spelling) >= _LEAST_PART]
         return any(stem in self.compounds for stem in asked) or any(
-            one_letter_apart(one, bare(other)) for one in asked for other in stems
+            one_letter_apart(one, _bare(other)) for one in asked for other in stems
         )
+
+
+def _bare(stem: str) -> str:
+    """A stem without its language."""
+    return stem.partition("\u00b7")[0]
 
 
 @lru_cache(512)  # the same passages answer many questions

@@ -109,7 +109,7 @@ def searched_terms(
 
 
 def _misspelt(term: Term, counts: dict[str, int], beginning: Beginning) -> Term | None:
-    word, asked = term.spellings[0][0], {bare(s[0]) for s in term.spellings}
+    word = term.spellings[0][0]
     if term.is_phrase or len(word) < LEAST_MISSPELT or not word.isalpha():
         return None
     # Of the first letters one may be missing, or two may have changed places.
@@ -118,16 +118,11 @@ def _misspelt(term: Term, counts: dict[str, int], beginning: Beginning) -> Term 
         token: chunks
         for start in starts
         for token, chunks in beginning(start)
-        if any(one_letter_apart(one, bare(token)) for one in asked)
+        if any(one_letter_apart(each[0], token) for each in term.spellings)
     }
     counts.update(near)
     commonest = sorted(near, key=lambda token: (-near[token], token))[:MOST_MEANT]
     return Term(tuple((token,) for token in commonest)) if commonest else None
-
-
-def bare(stem: str) -> str:
-    """A stem without its language."""
-    return stem.partition("\u00b7")[0]
 
 
 def present(term: Term, counts: Mapping[str, int]) -> Term | None:

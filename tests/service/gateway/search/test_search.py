@@ -148,7 +148,7 @@ def test_a_floor_for_a_reranker_that_fails_is_not_applied(folder: Path, data: Pa
         ({"documents": ["nobody"]}, 404, "documents", "no document 'nobody'"),
         ({"filter": {"a": {"near": 1}}}, 422, "filter.a.near", "near"),
         ({"min_score": "0.5"}, 422, "min_score", "min_score"),
-        ({"min_score": 0.04}, 422, "min_score", "or choose retrieval dense"),
+        ({"min_score": 1.5}, 422, "min_score", "or choose retrieval dense"),
         ({"min_score": 1.1, "retrieval": "dense"}, 422, "min_score", "at most 1"),
         ({"rerank": True}, 422, "rerank", "KVSTITCH_RERANKER_URL"),
         ({"topk": 3}, 422, "topk", "known are: collection, top_k"),
