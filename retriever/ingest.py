@@ -96,7 +96,11 @@ class DocumentEmbedder:
     def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of a document that was split, from this one on."""
         assert item.vectors is not None
-        item.vectors[start : start + count] = self._embedder.embed(item.texts(start, count))
+        item.vectors[start : start + count] = self._vectors(item.texts(start, count))
+
+    def _vectors(self, texts: Iterable[str]) -> Vectors:
+        prompt = self._embedder.prompts.document
+        return self._embedder.embed([prompt + text for text in texts])
 
     def _split(
         self,
@@ -132,7 +136,7 @@ class DocumentEmbedder:
         if not items:
             return
         try:
-            vectors = self._embedder.embed([text for item in items for text in item.texts()])
+            vectors = self._vectors(text for item in items for text in item.texts())
         except Exception as error:
             if len(items) == 1:
                 if not isinstance(error, EmbedderError):

@@ -197,10 +197,11 @@ class Retriever:
         check_query(query)
         cleaned = clean(query)
         asked = question_of(cleaned)
+        prompt = self._embedder.prompts.query
         if asked is None:
-            only: Vectors = self._embedder.embed([cleaned])[0]
+            only: Vectors = self._embedder.embed([prompt + cleaned])[0]
             return only
-        whole, question = self._embedder.embed([cleaned, asked])
+        whole, question = self._embedder.embed([prompt + cleaned, prompt + asked])
         both: Vectors = whole + question
         return both / np.linalg.norm(both)
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import httpx
 import numpy as np
@@ -28,6 +28,13 @@ CountedVectors = tuple[Vectors, int]
 """Vectors, and how many tokens the model read for them; 0 where an endpoint does not say."""
 
 
+class Prompts(NamedTuple):
+    """What a model was trained to see before a question, and before a text that may answer it."""
+
+    query: str = ""
+    document: str = ""
+
+
 class Embedder(Protocol):
     """Turns texts into vectors; thread-safe between `start` and `close`."""
 
@@ -42,6 +49,11 @@ class Embedder(Protocol):
     @property
     def dim(self) -> int:
         """Dimensions of a vector. May need `start`."""
+        ...
+
+    @property
+    def prompts(self) -> Prompts:
+        """Put them before what is embedded; `embed` does not. May need `start`."""
         ...
 
     def start(self) -> None:
@@ -92,6 +104,8 @@ _SHOWN_CHARS = 200
 
 class EndpointEmbedder:
     """Asks an HTTP endpoint for embeddings."""
+
+    prompts = Prompts()  # those of a model behind it are its server's
 
     def __init__(
         self,

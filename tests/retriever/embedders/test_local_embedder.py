@@ -5,6 +5,7 @@ import random
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstitch.retriever.embedders import local_embedder, short_text
+from kvstitch.retriever.embedders import Prompts, local_embedder, short_text
 from kvstitch.retriever.embedders.local_embedder import LocalEmbedder
 from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
 from kvstitch.retriever.errors import EmbedderNotStarted, EmbedderUnsupported
@@ -261,6 +262,8 @@ def test_length_is_read_from_the_folder(folder: Path) -> None:
     [
         ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
         ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Dense"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 1}}, '"prompts" must be'),
+        ("config_sentence_transformers.json", {"prompts": ["query: "]}, '"prompts" must be'),
         ("config.json", None, "not a model folder"),
     ],
 )
@@ -273,6 +276,35 @@ def test_what_is_not_run_here_is_refused(
         write_json(folder / file, content)
     with pytest.raises(EmbedderUnsupported, match=what):
         LocalEmbedder(folder, dtype="float32").start()
+
+
+@pytest.mark.parametrize(
+    ("written", "prompts"),
+    [
+        ({"query": "query: ", "passage": "passage: "}, Prompts("query: ", "passage: ")),
+        ({"query": "q: ", "passage": "p: ", "document": "d: "}, Prompts("q: ", "d: ")),
+        ({"corpus": "text: ", "clustering": "cluster: "}, Prompts("", "text: ")),
+        ({}, Prompts()),
+        (None, Prompts()),
+    ],
+)
+def test_prompts_are_read_from_the_folder(folder: Path, written: object, prompts: Prompts) -> None:
+    assert SentenceModelFolder.read(folder).prompts == Prompts()
+    write_json(folder / "config_sentence_transformers.json", {"prompts": written})
+    embedder = LocalEmbedder(folder, dtype="float32")
+    embedder.start()
+    assert embedder.prompts == prompts
+    pooled = states(embedder, "a few words").mean(axis=0)
+    vector = embedder.embed(["a few words"])[0]
+    embedder.close()
+    assert np.abs(vector - pooled / np.linalg.norm(pooled)).max() < 1e-5, "who asks puts it there"
+
+
+def test_vectors_from_before_prompts_were_read_are_others(folder: Path) -> None:
+    file = folder / "config_sentence_transformers.json"
+    write_json(file, {"prompts": {"query": "query: "}})
+    now = SentenceModelFolder.read(folder)
+    assert now.revision() != replace(now, prompts=Prompts()).revision()
 
 
 @pytest.mark.parametrize("change", ["weights", "pooling", "length", "tokenizer"])
