@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.quality.prompt_file import write
 from benchmarks.quality.suites import SPLITS, SUITES, Choice, Suites
+from benchmarks.quality.tasks.natural_questions import ORDERS
 from kvstitch.retriever import LocalEmbedder
 from kvstitch.service.errors import KvstitchError
 
@@ -38,6 +39,9 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--chunk-tokens", type=int, help="(default: a passage is a chunk)")
     parser.add_argument("--answer-prefix", default="", help="begins the answer")
+    parser.add_argument(
+        "--order", choices=ORDERS, default="random", help="nq: where the best passages stand"
+    )
     parser.add_argument("--docs", type=Path, help="docs: the files (default: as they are fetched)")
     parser.add_argument(
         "--pieces", type=Path, help="docs: write all pieces of the collection there"

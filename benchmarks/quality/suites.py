@@ -40,6 +40,7 @@ class Choice:
             given: so many chunks and one more.
         chunk_tokens: most tokens of a chunk; None: a passage is a chunk.
         answer_prefix: begins the answer.
+        order: nq: where the passages stand (`natural_questions.ORDERS`).
         docs: docs: the folder with the files; None: where they are fetched to.
         pieces: docs: a file to which all pieces of the collection are written.
     """
@@ -50,6 +51,7 @@ class Choice:
     others: int = 7
     chunk_tokens: int | None = None
     answer_prefix: str = ""
+    order: str = "random"
     docs: Path | None = None
     pieces: Path | None = None
 
@@ -98,7 +100,7 @@ class Suites:
     def _natural_questions(self, choice: Choice) -> Iterator[Prompt]:
         for found in self._retrieved(choice):
             turns = [Turn("user", found.asked.question)]
-            task = f"nq{choice.others}"
+            task = f"nq{choice.others}" + ("" if choice.order == "random" else f" {choice.order}")
             yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
 
     def _retrieved(self, choice: Choice) -> Iterator[natural_questions.Retrieved]:
@@ -108,6 +110,7 @@ class Suites:
             others=choice.others,
             samples=choice.samples,
             seed=choice.seed,
+            order=choice.order,
         )
 
     def _musique(self, choice: Choice) -> Iterator[Prompt]:

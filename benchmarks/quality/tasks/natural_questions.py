@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,20 @@ class Retrieved:
     gold: int
 
 
+def ends(ranked: list[Passage]) -> list[Passage]:
+    """The best passage first, the second last, and so on towards the middle."""
+    return [*ranked[::2], *ranked[1::2][::-1]]
+
+
+ORDERS: dict[str, Callable[[list[Passage]], list[Passage]]] = {
+    "random": list,
+    "best_first": list,
+    "best_last": lambda ranked: ranked[::-1],
+    "ends": ends,
+}
+"""Where the passages of a prompt stand, the nearest of which come first in what is given."""
+
+
 @cache
 def load(split: str) -> tuple[Asked, ...]:
     """All questions of a split, in the order of the file."""
@@ -53,11 +67,18 @@ def _asked(raw: dict[str, str | list[str]]) -> Asked:
 
 
 def retrieve(
-    asked: Sequence[Asked], embed: Embed, *, others: int, samples: int, seed: int
+    asked: Sequence[Asked],
+    embed: Embed,
+    *,
+    others: int,
+    samples: int,
+    seed: int,
+    order: str = "random",
 ) -> Iterator[Retrieved]:
     """The first `samples` questions, each with `others` distractors from all of `asked`.
 
-    A prompt depends only on the split, seed and `others`: more samples keep the first ones.
+    A prompt depends only on the split, seed, `others` and `order`, which is one of `ORDERS`: more
+    samples keep the first ones.
     """
     pool = list(dict.fromkeys(each.passage for each in asked))
     chosen = asked[:samples]
@@ -65,7 +86,11 @@ def retrieve(
     for each, ranking in zip(chosen, ranked, strict=True):
         distractors = [p for p in ranking if p != each.passage and not _holds(p, each.answers)]
         passages = [each.passage, *distractors[:others]]
-        random.Random(f"{seed} {each.id} {others}").shuffle(passages)
+        if order == "random":
+            random.Random(f"{seed} {each.id} {others}").shuffle(passages)
+        else:
+            best_first = sorted(passages, key=ranking.index)
+            passages = ORDERS[order](best_first)
         yield Retrieved(each, tuple(passages), passages.index(each.passage))
 
 
