@@ -49,11 +49,8 @@ def nonce(number: int) -> bytes:
 
 
 def decrypt(cipher: Any, number: int, sealed: Any, aad: bytes) -> bytes:
-    """Return what was encrypted as a part of a message, its tag at its end.
-
-    Raises:
-        SealBroken: a bit differs, or it is another part, or of another message or place.
-    """
+    """Return what was encrypted as a part of a message, its tag at its end. Raises SealBroken: a
+    bit differs, or it is another part, or of another message or place."""
     from cryptography.exceptions import InvalidTag
 
     try:
@@ -87,12 +84,8 @@ def is_sealed(raw: bytes) -> bool:
 
 
 def open_sealed(keys: Keyring, sealed: bytes, where: bytes) -> bytes:
-    """Return the value that was sealed.
-
-    Raises:
-        KeyMissing: its key is not here.
-        SealBroken: it was changed, or sealed for another place.
-    """
+    """Return the value that was sealed. Raises KeyMissing: its key is not here; SealBroken: it was
+    changed, or sealed for another place."""
     if not is_sealed(sealed):
         raise SealBroken("these bytes are not sealed")
     head = sealed[:HEAD_BYTES]

@@ -92,11 +92,8 @@ class Keyring:
         return True
 
     def current(self, owner: str) -> DataKey:
-        """Return the key that seals what an owner stores now.
-
-        Raises:
-            KeyMissing: the owner has none, and none can be made here.
-        """
+        """Return the key that seals what an owner stores now. Raises KeyMissing: the owner has
+        none, and none can be made here."""
         self._look_again()
         if (found := self._latest(owner)) is not None:
             return found
@@ -110,11 +107,7 @@ class Keyring:
         return found
 
     def find(self, key_id: bytes) -> DataKey:
-        """Return a key by its id.
-
-        Raises:
-            KeyMissing: it is not here.
-        """
+        """Return a key by its id. Raises KeyMissing: it is not here."""
         found = self._by_id.get(key_id)
         if found is None and self._reload is not None:
             self.replace(self._reload())

@@ -51,11 +51,8 @@ class Connection:
 
     @classmethod
     def make(cls, base_url: str | None, api_key: str | None, **patience: Any) -> Self:
-        """What is not given comes from KVSTITCH_URL and KVSTITCH_API_KEY.
-
-        Raises:
-            InvalidRequest: The key has characters that no header can hold.
-        """
+        """What is not given comes from KVSTITCH_URL and KVSTITCH_API_KEY. Raises InvalidRequest:
+        the key has characters that no header can hold."""
         url = base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
         key = (api_key or os.environ.get(KEY_VARIABLE, "")).strip()
         if not (key.isascii() and key.isprintable()):
@@ -98,11 +95,8 @@ class Attempts(Generic[T]):
         self._made = 0
 
     def pause_after(self, response: httpx.Response) -> float:
-        """Seconds until the next attempt, after an error whose body has been read.
-
-        Raises:
-            KvstitchError: There is none: it is the call's error.
-        """
+        """Seconds until the next attempt, after an error whose body has been read. Raises
+        KvstitchError: there is none: it is the call's error."""
         wait_s = retry_after(response)
         if (
             response.status_code in (429, 503)
@@ -114,11 +108,7 @@ class Attempts(Generic[T]):
         raise from_response(response)
 
     def pause_after_fault(self, fault: Fault) -> float:
-        """Seconds until the next attempt.
-
-        Raises:
-            ConnectionFailed: There is none.
-        """
+        """Seconds until the next attempt. Raises ConnectionFailed: there is none."""
         passing = isinstance(fault, httpx.TransportError) and not isinstance(
             fault, httpx.ReadTimeout | httpx.WriteTimeout | httpx.UnsupportedProtocol
         )
@@ -128,11 +118,8 @@ class Attempts(Generic[T]):
         return pause_s
 
     def result(self, response: httpx.Response) -> T:
-        """What the call gives, from a response that is no error.
-
-        Raises:
-            UnexpectedResponse: Something else than kvstitch answered.
-        """
+        """What the call gives, from a response that is no error. Raises UnexpectedResponse:
+        something else than kvstitch answered."""
         try:
             return self._call.read(response.json())
         except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -153,10 +153,7 @@ class EventReader:
 
     def event(self, line: str) -> Event | None:
         """Return the event that this line completes; None if there is none that is known here.
-
-        Raises:
-            KvstitchError: The service says that the answer failed.
-        """
+        Raises KvstitchError: the service says that the answer failed."""
         try:
             found = self._lines.feed(line)
             return None if found is None else self._read(*found)

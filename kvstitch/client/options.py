@@ -89,12 +89,8 @@ TYPES = {
 
 
 def read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
-    """(name, content, media type) of every file. Blocks while it reads.
-
-    Raises:
-        InvalidRequest: Two files have the same name.
-        OSError: A file cannot be read.
-    """
+    """(name, content, media type) of every file. Blocks while it reads. Raises InvalidRequest: two
+    files have the same name; OSError: a file cannot be read."""
     out: dict[str, tuple[str, bytes, str]] = {}
     for file in files:
         if not isinstance(file, tuple):

@@ -116,11 +116,8 @@ def encode_chunk(
     pin: bool = False,
 ) -> EncodedChunk:
     """Encode keys before RoPE and values, `[tokens, kv_heads, head_dim]` per layer; `states` are
-    the bytes of layers that keep a state, uint8, at most `spec.state` of each.
-
-    Raises:
-        ChunkSpecError: they are not as the spec says, or the codec cannot represent a value.
-    """
+    the bytes of layers that keep a state, uint8, at most `spec.state` of each. Raises
+    ChunkSpecError: they are not as the spec says, or the codec cannot represent a value."""
     _check_tensors(spec, k, v)
     entries = tensor_layout(spec)
     chunk_codec = codec(spec.codec)

@@ -152,12 +152,9 @@ def chunk_file_bytes(spec: ChunkSpec) -> int:
 
 
 def parse_header(buffer: Buffer) -> ChunkHeader:
-    """Parse and verify a header; `buffer` may continue into the data.
-
-    Raises:
-        ChunkCorrupt: truncated, not a chunk, or changed since it was written.
-        ChunkRefused: intact, of an unknown format version or codec.
-    """
+    """Parse and verify a header; `buffer` may continue into the data. Raises ChunkCorrupt:
+    truncated, not a chunk, or changed since it was written; ChunkRefused: intact, of an unknown
+    format version or codec."""
     sealed = parse_sealed(buffer)
     metadata = sealed.metadata
     form = metadata.get("format"), metadata.get("version")

@@ -87,11 +87,8 @@ def encode_extra(
 
 def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExtra:
     """Verify the bytes of extra tensors (host uint8); the result's tensors are views of them.
-
-    Raises:
-        ChunkCorrupt: a byte differs from what was written.
-        ChunkRefused: intact, but of another chunk, name or version.
-    """
+    Raises ChunkCorrupt: a byte differs from what was written; ChunkRefused: intact, but of another
+    chunk, name or version."""
     buffer = view_bytes(raw)
     sealed = parse_sealed(buffer)
     wanted = {"format": FORMAT, "format_version": FORMAT_VERSION, "name": name}

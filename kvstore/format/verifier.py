@@ -78,11 +78,8 @@ class Verifier:
         self._header = header
 
     def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
-        """Check every layer that lies in the first `done` bytes of `data`.
-
-        Raises:
-            ChunkCorrupt: a byte of a whole chunk differs from what was written.
-        """
+        """Check every layer that lies in the first `done` bytes of `data`. Raises ChunkCorrupt: a
+        byte of a whole chunk differs from what was written."""
         if header is not self._header:
             self.begin(header)
         if data is not self._data:  # a tier may begin anew, in other memory
@@ -111,11 +108,8 @@ class Verifier:
     def blocks(
         self, header: ChunkHeader, data: Tensor
     ) -> tuple[EncodedBlocks, list[tuple[int, int]]]:
-        """Check what is left; return the intact blocks, and (layer, block) of the others.
-
-        Raises:
-            ChunkCorrupt: `data` does not have the length of the selected blocks.
-        """
+        """Check what is left; return the intact blocks, and (layer, block) of the others. Raises
+        ChunkCorrupt: `data` does not have the length of the selected blocks."""
         self(header, data, data.numel())
         expected = self._parts[-1][3] if self._parts else 0
         if expected != data.numel():

@@ -222,13 +222,9 @@ class Gateway:
         return self._workers.states()
 
     def claim(self) -> None:
-        """Take the data folder, for as long as this gateway is open.
-
-        Raises:
-            InvalidSetting: Another gateway uses the folder, strangers could use this one, or a
-                database in it cannot be used.
-            DiskFull: There is no room in it.
-        """
+        """Take the data folder, for as long as this gateway is open. Raises InvalidSetting: another
+        gateway uses the folder, strangers could use this one, or a database in it cannot be used;
+        DiskFull: there is no room in it."""
         with self.disk.translated():
             self._tracing.start()
             self._lock = self._lock or lock_folder(self.settings.data_dir)
@@ -238,11 +234,7 @@ class Gateway:
         self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
-        """Begin loading; `not_ready` tells when it is done.
-
-        Raises:
-            InvalidSetting: As `claim`.
-        """
+        """Begin loading; `not_ready` tells when it is done. Raises InvalidSetting: As `claim`."""
         self.claim()
         for part in self.parts:
             await part.start()

@@ -132,11 +132,8 @@ def make_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket; done before anything is loaded.
-
-    Raises:
-        InvalidSetting: The address is taken, or not of this machine.
-    """
+    """Bind a socket; done before anything is loaded. Raises InvalidSetting: the address is taken,
+    or not of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -57,12 +57,9 @@ class ServiceDatabase(Database):
         self._disk = disk or (None if self._file is None else DiskGuard(self._file.parent))
 
     def start(self) -> None:
-        """Open the database and create its tables, or bring them up to date; once is enough.
-
-        Raises:
-            InvalidSetting: It cannot be used, or a later release has written it.
-            DiskFull: There is no room for the files beside it.
-        """
+        """Open the database and create its tables, or bring them up to date; once is enough. Raises
+        InvalidSetting: it cannot be used, or a later release has written it; DiskFull: there is no
+        room for the files beside it."""
         try:
             if self._file is not None and not self._file.exists():
                 self._file.parent.mkdir(parents=True, exist_ok=True)

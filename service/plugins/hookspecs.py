@@ -136,11 +136,8 @@ def database_tables() -> Tables:
 
 @hookspec(firstresult=True)
 def identity_provider(settings: Any) -> IdentityProvider | None:
-    """Return what says who sends a token, None where the settings ask for none.
-
-    Raises:
-        InvalidSetting: They cannot be used.
-    """
+    """Return what says who sends a token, None where the settings ask for none. Raises
+    InvalidSetting: they cannot be used."""
 
 
 @hookspec(firstresult=True)

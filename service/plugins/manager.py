@@ -37,11 +37,7 @@ def tiers() -> dict[str, TierKind]:
 
 
 def adapters() -> Adapters:
-    """Return what reads LoRA adapters.
-
-    Raises:
-        InvalidSetting: No plugin does.
-    """
+    """Return what reads LoRA adapters. Raises InvalidSetting: no plugin does."""
     found: Adapters | None = hooks().adapters()
     if found is None:
         raise InvalidSetting("lora needs a plugin that is not here: pip install kvstitch-lora")
@@ -49,11 +45,8 @@ def adapters() -> Adapters:
 
 
 def load_object(place: str) -> Any:
-    """Return what "module:name" names in a declaration of a plugin.
-
-    Raises:
-        PluginFailed: There is no such thing, or it cannot be imported.
-    """
+    """Return what "module:name" names in a declaration of a plugin. Raises PluginFailed: there is
+    no such thing, or it cannot be imported."""
     module, _, name = place.partition(":")
     try:
         return getattr(import_module(module), name)

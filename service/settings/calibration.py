@@ -73,11 +73,8 @@ class Calibration:
 
 
 def find(settings: Settings, model_folder: Path) -> Calibration | None:
-    """Return the calibration that a service with these settings uses, None if there is none.
-
-    Raises:
-        InvalidSetting: The file that `calibration` names cannot be used.
-    """
+    """Return the calibration that a service with these settings uses, None if there is none. Raises
+    InvalidSetting: the file that `calibration` names cannot be used."""
     if settings.calibration == OFF:
         return None
     if settings.calibration:

@@ -87,11 +87,8 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
 
 
 def find_file(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the file that is to be read, which the command line or a variable may name.
-
-    Raises:
-        InvalidSetting: The file that is named is not there.
-    """
+    """Return the file that is to be read, which the command line or a variable may name. Raises
+    InvalidSetting: the file that is named is not there."""
     for named, by in ((given, "--config"), (environment.get(VARIABLE), VARIABLE)):
         if named:
             path = Path(named).expanduser()

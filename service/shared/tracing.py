@@ -83,11 +83,8 @@ class Tracing:
 
 
 def tracing_to(endpoint: str, process: Literal["gateway", "worker"]) -> Tracing:
-    """Return what sends spans to the collector at this URL; empty: they are sent nowhere.
-
-    Raises:
-        InvalidSetting: No plugin sends them.
-    """
+    """Return what sends spans to the collector at this URL; empty: they are sent nowhere. Raises
+    InvalidSetting: no plugin sends them."""
     if not endpoint:
         return Tracing()
     found: Tracing | None = hooks().tracing(endpoint=endpoint.rstrip("/"), process=process)

@@ -75,12 +75,9 @@ class FolderSync:
         }
 
     def check(self, found: Found) -> None:
-        """Refuse to prune where the folder rather seems to be away than to have changed.
-
-        Raises:
-            CommandError: Nothing of what was stored is there, or nothing of a folder in it that had
-                half; or it is not known which lines a file has.
-        """
+        """Refuse to prune where the folder rather seems to be away than to have changed. Raises
+        CommandError: nothing of what was stored is there, or nothing of a folder in it that had
+        half; or it is not known which lines a file has."""
         gone = self._gone(found)
         gone -= {name for name, _ in self._moved(found, gone)}
         if self._anyway or not gone:

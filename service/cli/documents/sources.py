@@ -161,9 +161,7 @@ def scan(paths: Sequence[str], *, hidden: bool = False) -> Found:
 
     A doc_id is the path relative to the folder, or to the fixed part of the pattern. Files that are
     named themselves are taken whatever they are called, `hidden` ones where that is asked for.
-
-    Raises:
-        WrongArgument: A path does not exist, or a pattern matches no file.
+    Raises WrongArgument: a path does not exist, or a pattern matches no file.
     """
     found = Found(hidden=hidden)
     for text in paths:

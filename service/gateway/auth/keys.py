@@ -161,11 +161,8 @@ class KeyStore:
         return key, self._get(key_id)
 
     def find(self, key: str) -> StoredKey | None:
-        """Return the valid key with this text, None if there is none.
-
-        Raises:
-            DatabaseUnavailable: It is not known any more which keys are valid.
-        """
+        """Return the valid key with this text, None if there is none. Raises DatabaseUnavailable:
+        it is not known any more which keys are valid."""
         if (parsed := _KEY.fullmatch(key)) is None:
             return None
         row = self._row(parsed[1])

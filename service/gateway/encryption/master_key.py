@@ -126,11 +126,8 @@ class ObjectMasterKey:
 
 
 def master_key(settings: Settings) -> MasterKey | None:
-    """Return the master key that the settings name; None: nothing is encrypted.
-
-    Raises:
-        MasterKeyError: it cannot be read, or is none.
-    """
+    """Return the master key that the settings name; None: nothing is encrypted. Raises
+    MasterKeyError: it cannot be read, or is none."""
     if settings.encryption_kms.startswith(PYTHON):
         return ObjectMasterKey(settings.encryption_kms.removeprefix(PYTHON))
     if settings.encryption_kms:

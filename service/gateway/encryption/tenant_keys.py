@@ -48,12 +48,8 @@ class TenantKeys:
         self.ring = Keyring(make=self._make, reload=self._load)
 
     def start(self) -> None:
-        """Open the database and unwrap all keys.
-
-        Raises:
-            InvalidSetting: the master key is not the one that wrapped them, or an earlier version
-                has sealed more than KV.
-        """
+        """Open the database and unwrap all keys. Raises InvalidSetting: the master key is not the
+        one that wrapped them, or an earlier version has sealed more than KV."""
         self._database.start()
         with self._database.read() as read:
             _require_clear_rows(read)
@@ -87,11 +83,8 @@ class TenantKeys:
         return [bytes.fromhex(each) for each in found]
 
     def rewrap(self, master: MasterKey) -> int:
-        """Wrap all keys by another master key; return how many there are.
-
-        Raises:
-            MasterKeyError: it cannot wrap or unwrap; nothing is changed then.
-        """
+        """Wrap all keys by another master key; return how many there are. Raises MasterKeyError: it
+        cannot wrap or unwrap; nothing is changed then."""
         with self._database.write(_MAKING) as write:
             count = 0
             for row in write.execute(sa.select(tenant_keys)).all():

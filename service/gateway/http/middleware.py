@@ -101,11 +101,7 @@ class RequestContext:
 
     def _bounded(self, scope: Scope, headers: Headers, receive: Receive) -> tuple[Scope, Receive]:
         """Return what gives no more of the body than is allowed, unpacked, and the scope of that.
-
-        Raises:
-            BodyTooLarge: The body says so.
-            UnsupportedMediaType: It cannot be unpacked.
-        """
+        Raises BodyTooLarge: the body says so; UnsupportedMediaType: it cannot be unpacked."""
         limit = self._limits.max_request_bytes
         if scope["path"] == UPLOAD_PATH:
             streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)

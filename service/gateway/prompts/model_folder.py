@@ -201,11 +201,8 @@ DOCUMENTS_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
 
 
 def load_format(folder: ModelFolder) -> PromptFormat:
-    """Return the prompt format of `folder`.
-
-    Raises:
-        ModelRefused: Its kvstitch.json or its chat template cannot be used.
-    """
+    """Return the prompt format of `folder`. Raises ModelRefused: its kvstitch.json or its chat
+    template cannot be used."""
     try:
         own = PromptFormat.load(folder.path)
     except (KvstitchError, ValueError, TypeError, KeyError) as error:
@@ -229,10 +226,8 @@ def load_format(folder: ModelFolder) -> PromptFormat:
 def from_chat_template(template: str, folder: ModelFolder) -> PromptFormat:
     """Take S and Q from a chat template rendered for one user turn.
 
-    The rendered text is used as it is: its special tokens are encoded as special tokens.
-
-    Raises:
-        ModelRefused: The template does not write the user's text exactly once.
+    The rendered text is used as it is: its special tokens are encoded as special tokens. Raises
+    ModelRefused: the template does not write the user's text exactly once.
     """
     content = f"{INSTRUCTION}{DOCUMENTS_MARK}Question: {{question}}"
     rendered = ChatTemplate(template, folder).render([{"role": "user", "content": content}])

@@ -193,12 +193,8 @@ class WorkerConnection:
     def call(
         self, call_id: str, message: Message
     ) -> Iterator[asyncio.Queue[FromWorker | TokenItem]]:
-        """Send a message, and receive what comes back for `call_id` while the block lasts.
-
-        Raises:
-            WorkerUnavailable: The worker is not ready.
-            Overloaded: The socket's queue is full.
-        """
+        """Send a message, and receive what comes back for `call_id` while the block lasts. Raises
+        WorkerUnavailable: the worker is not ready; Overloaded: the socket's queue is full."""
         self.require()
         queue: asyncio.Queue[FromWorker | TokenItem] = asyncio.Queue()
         self._calls[call_id] = queue

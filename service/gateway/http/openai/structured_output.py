@@ -28,11 +28,8 @@ class WantedForm:
 
 
 def wanted_form(body: SampledRequest) -> WantedForm | None:
-    """Return the form that a request asks for, None for any.
-
-    Raises:
-        InvalidRequest: It asks for several, or a schema is missing or not JSON.
-    """
+    """Return the form that a request asks for, None for any. Raises InvalidRequest: it asks for
+    several, or a schema is missing or not JSON."""
     found = [
         *_of_format("response_format", body.response_format),
         *_of_structured_outputs(body.structured_outputs),
@@ -61,10 +58,7 @@ def with_tools(
     form: WantedForm | None, tools: ToolSet | None, written: ToolForm, notes: list[str]
 ) -> WantedForm | None:
     """Return the form of an answer that may, or must, call tools; `notes` are for the client.
-
-    Raises:
-        InvalidRequest: A form is wanted that leaves no room for calls.
-    """
+    Raises InvalidRequest: a form is wanted that leaves no room for calls."""
     if tools is None:
         return form
     if tools.forced:
