@@ -33,15 +33,7 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True)
 class Connection:
-    """Settings of a client.
-
-    Attributes:
-        base_url: URL of the service.
-        api_key: Sent as a bearer token; empty: none.
-        timeout_s: Longest silence of the service within a call.
-        max_retries: How often a call is repeated.
-        max_wait_s: A call is not repeated if the service asks to wait longer.
-    """
+    """Settings of a client, those of `AsyncClient`; api_key: empty: none is sent."""
 
     base_url: str
     api_key: str
@@ -95,8 +87,8 @@ class Attempts(Generic[T]):
         self._made = 0
 
     def pause_after(self, response: httpx.Response) -> float:
-        """Seconds until the next attempt, after an error whose body has been read. Raises
-        KvstitchError: there is none: it is the call's error."""
+        """Seconds until the next attempt, after an error whose body has been read. Raises it, a
+        KvstitchError, where there is none."""
         wait_s = retry_after(response)
         if (
             response.status_code in (429, 503)

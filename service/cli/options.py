@@ -190,25 +190,31 @@ def client(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Iterator[Cl
         yield found
 
 
-def patiently(send: Callable[[], T], on_wait: Callable[[str], None] = lambda why: None) -> T:
-    """Return the result of a call that is repeated for a while if the service is busy."""
-    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+def is_busy(error: errors.KvstitchError) -> bool:
+    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
+    if error.status == 429:
+        return bool(error.field and error.field.endswith(("_per_minute", "_per_key")))
+    return error.status in (409, 503)
+
+
+def patiently(
+    send: Callable[[], T],
+    on_wait: Callable[[str], None] = lambda why: None,
+    *,
+    passes: Callable[[errors.KvstitchError], bool] = is_busy,
+    patience_s: float = BUSY_TIMEOUT_S,
+) -> T:
+    """Return the result of a call that is repeated for a while if its error `passes`."""
+    give_up_at = time.monotonic() + patience_s
     while True:
         try:
             return send()
         except errors.KvstitchError as error:
             wait_s = min(error.retry_after or 1.0, 30.0)
-            if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
+            if not passes(error) or time.monotonic() + wait_s > give_up_at:
                 raise
             on_wait(message_of(error))
         time.sleep(wait_s)
-
-
-def _is_temporary(error: errors.KvstitchError) -> bool:
-    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
-    if error.status == 429:
-        return bool(error.field and error.field.endswith(("_per_minute", "_per_key")))
-    return error.status in (409, 503)
 
 
 def message_of(error: errors.KvstitchError) -> str:

@@ -56,18 +56,10 @@ KEYS_EVERY_S = 5.0
 
 
 class Gateway:
-    """All parts of one gateway process.
-
-    Args:
-        settings: Of the whole service.
-        model_folder: With tokenizer and prompt format.
-        embedder: Used instead of the one that the settings name.
-        processes: How worker processes are started and watched.
-
-    Raises:
-        ModelRefused: The model folder's tokenizer or prompt format cannot be used.
-        InvalidSetting: The calibration that is set cannot be used.
-    """
+    """All parts of one gateway process. `embedder` is used instead of the one that the settings
+    name; `processes`: how worker processes are started and watched. Raises ModelRefused: the model
+    folder's tokenizer or prompt format cannot be used; InvalidSetting: the calibration that is set
+    cannot."""
 
     def __init__(
         self,

@@ -62,15 +62,19 @@ def own_secret(folder: Path) -> str:
     """
     path = folder / "tenants.secret"
     if not path.exists():
-        # Written aside and renamed, because a crash must not leave half a secret.
-        temporary = path.with_suffix(".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_whole(path, secrets.token_hex(32))
     return path.read_text(encoding="ascii").strip()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file aside and rename it, because a crash must not leave half of it."""
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def make_private(folder: Path, *, beside: Path) -> None:

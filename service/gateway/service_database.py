@@ -23,22 +23,13 @@ RETRY_S = 2.0
 
 
 class ServiceDatabase(Database):
-    """An SQLite file, or a schema of PostgreSQL. Thread-safe; every call blocks.
+    """An SQLite file, or a schema (`namespace`) of PostgreSQL. Thread-safe; every call blocks.
 
     Its transactions raise DiskFull, DatabaseUnavailable where PostgreSQL does not answer,
     AlreadyThere where a rule of uniqueness is broken, InvalidRequest for a value that PostgreSQL
-    cannot store, and else InternalError.
-
-    Args:
-        where: The path of a file, or the address of PostgreSQL.
-        schemas: The tables that are in it.
-        namespace: The schema of PostgreSQL.
-        gateway_id: Of this process among those that share the database.
-        connections: The most that are open to PostgreSQL at a time.
-        disk: Recognises that the file's disk is full.
-
-    Attributes:
-        gateway_id: "": it is not shared.
+    cannot store, and else InternalError. `gateway_id` is that of this process among those that
+    share the database ("": it is not shared), `connections` the most that are open to PostgreSQL at
+    a time, and `disk` recognises that the file's disk is full.
     """
 
     def __init__(

@@ -14,8 +14,6 @@ Whatever a grammar does to its process, the others and those who asked for them 
 server ends when its own socket is closed, the others when their clients go.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import json

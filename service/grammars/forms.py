@@ -1,7 +1,5 @@
 """Forms of answers, as requests ask for them, written as grammars in llguidance's form."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@
 docs/openai.md#schemas has the table of all keywords.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote
 

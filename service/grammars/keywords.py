@@ -7,8 +7,6 @@ contains          the first items are such
 uniqueItems       of few values: every subset that fits
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one grammar may take. The kernel enforces it on the grammar's own process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -11,8 +11,6 @@ narrower than the standards: no leap seconds, no 29 February, no year before 100
 most six digits.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What an answer, or the forecast of one, says about how it was computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 

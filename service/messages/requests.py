@@ -1,7 +1,5 @@
 """Messages from a gateway to a worker, and the types that they are made of."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field

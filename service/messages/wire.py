@@ -1,7 +1,5 @@
 """Encodes messages to bytes and back, as msgpack: no pickle, no paths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from kvstitch.client import Receipt
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("show", show, None, "one document"),
         ("text", text, None, "what is stored of a document, and what is not"),
         ("delete", delete, "*", "remove text, vectors and KV everywhere"),
-        ("pin", pin, "+", "keep documents' KV stored"),
-        ("unpin", unpin, "+", "let it be evicted like any other"),
+        ("pin", partial(pin, pinned=True), "+", "keep documents' KV stored"),
+        ("unpin", partial(pin, pinned=False), "+", "let it be evicted like any other"),
     ):
         made = add_action(actions, name, command, help)
         made.add_argument("doc_id", metavar="DOC_ID", nargs=many)
@@ -155,14 +156,6 @@ def receipt(args: argparse.Namespace) -> int:
     return 0
 
 
-def pin(args: argparse.Namespace) -> int:
-    return _pin(args, pinned=True)
-
-
-def unpin(args: argparse.Namespace) -> int:
-    return _pin(args, pinned=False)
-
-
 def collections(args: argparse.Namespace) -> int:
     """List collections with their documents, chunks and tokens."""
     with client(args) as service:
@@ -178,7 +171,7 @@ def collections(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pin(args: argparse.Namespace, *, pinned: bool) -> int:
+def pin(args: argparse.Namespace, *, pinned: bool) -> int:
     done = []
     with client(args) as service:
         change = service.pin_document if pinned else service.unpin_document

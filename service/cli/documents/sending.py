@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,14 +311,9 @@ def poll(
     """Yield these jobs as they are now, after a pause."""
     time.sleep(POLL_S)
     for job_id in job_ids:
-        give_up_at = time.monotonic() + AWAY_S
-        while True:
-            try:
-                yield client.get_job(job_id)
-                break
-            except errors.KvstitchError as error:
-                away = isinstance(error, errors.ConnectionFailed) or error.status == 503
-                if not away or time.monotonic() > give_up_at:
-                    raise
-                on_wait(message_of(error))
-            time.sleep(1.0)
+        get = partial(client.get_job, job_id)
+        yield patiently(get, on_wait, passes=_is_away, patience_s=AWAY_S)
+
+
+def _is_away(error: errors.KvstitchError) -> bool:
+    return isinstance(error, errors.ConnectionFailed) or error.status == 503

@@ -115,12 +115,7 @@ class _Source:
 
 
 class SupportScorer:
-    """Scores sentences of one answer against its passages.
-
-    Args:
-        passages: (title, text) of each.
-        question: What was asked.
-    """
+    """Scores sentences of one answer to a question against its passages, each (title, text)."""
 
     def __init__(self, passages: Sequence[tuple[str, str]], question: str) -> None:
         self._sources = [_source(title, text) for title, text in passages]

@@ -31,21 +31,14 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WorkAhead:
-    """What is to be done until a job's last document is: of its own, and of those that come first.
+    """What is to be done until a job's last document is: of its own, and of those that come
+    first."""
 
-    Attributes:
-        new_bytes: Of documents that are not indexed yet.
-        known_bytes: Of those that are expected to be stored as they are.
-        tokens: Of documents whose KV is not stored yet.
-        last: Number of the last document.
-        earlier: Whether any is of an earlier job.
-    """
-
-    new_bytes: float = 0.0
-    known_bytes: float = 0.0
-    tokens: float = 0.0
-    last: int = 0
-    earlier: bool = False
+    new_bytes: float = 0.0  # of documents that are not indexed yet
+    known_bytes: float = 0.0  # of those that are expected to be stored as they are
+    tokens: float = 0.0  # of documents whose KV is not stored yet
+    last: int = 0  # number of the last document
+    earlier: bool = False  # whether any is of an earlier job
 
 
 class Rate:

@@ -31,15 +31,8 @@ _MAKING = 0x6B76_0007  # number of the advisory lock: two gateways make one key 
 
 
 class TenantKeys:
-    """The keys of tenants. Thread-safe; every call but those of `ring` blocks.
-
-    Args:
-        database: where they are.
-        master: wraps them.
-
-    Attributes:
-        ring: what seals and opens.
-    """
+    """The keys of tenants, which `master` wraps; `ring` is what seals and opens. Thread-safe; every
+    call but those of `ring` blocks."""
 
     def __init__(self, database: ServiceDatabase, master: MasterKey) -> None:
         self._database = database
@@ -158,15 +151,9 @@ def keys_database(folder: Path) -> ServiceDatabase:
 
 
 def require_no_keys(settings: Settings, shared: ServiceDatabase | None) -> None:
-    """Check that a service without a master key has stored no KV that is encrypted.
-
-    Args:
-        settings: of the service.
-        shared: as in `tenant_keys_of`, started.
-
-    Raises:
-        InvalidSetting: tenants have keys, or an earlier version has sealed more than KV.
-    """
+    """Check that a service without a master key has stored no KV that is encrypted; `shared` is
+    started. Raises InvalidSetting: tenants have keys, or an earlier version has sealed more than
+    KV."""
     database = shared
     if database is None:
         if not (settings.data_dir / FILE).is_file():

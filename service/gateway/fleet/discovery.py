@@ -8,7 +8,6 @@ SCHEME://…                    what a plugin of this scheme finds, as kvstitch-
 import asyncio
 import json
 import logging
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstitch.service.errors import InvalidSetting
+from kvstitch.service.gateway.data_folder import write_whole
 from kvstitch.service.plugins import hooks, load_object
 
 logger = logging.getLogger(__name__)
@@ -147,10 +147,4 @@ class KnownWorkers:
             return []
 
     def _write(self) -> None:
-        text = json.dumps(sorted({*self._listed, *self._until}))
-        temporary = self._path.with_suffix(".new")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        write_whole(self._path, json.dumps(sorted({*self._listed, *self._until})))

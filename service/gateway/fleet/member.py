@@ -15,25 +15,15 @@ from kvstitch.service.shared.metrics import WORKER_STATES
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One worker process. Fields are None while they are not known.
+    """One worker process. Fields are None while they are not known."""
 
-    Attributes:
-        pid: of the process, where the gateway started it.
-        reason: why it is not ready; None if it is.
-        pool_free: share of its KV pool that is free.
-        running: sequences that it computes.
-        waiting: sequences that wait for their start.
-        address: where it runs by itself; None: the gateway started it.
-        draining: whether it is about to end, and gets no new requests.
-    """
-
-    pid: int | None
-    reason: str | None
-    pool_free: float | None
-    running: int | None
-    waiting: int | None
-    address: str | None = None
-    draining: bool = False
+    pid: int | None  # where the gateway started it
+    reason: str | None  # why it is not ready; None if it is
+    pool_free: float | None  # share of its KV pool
+    running: int | None  # sequences that it computes
+    waiting: int | None  # sequences that wait for their start
+    address: str | None = None  # where it runs by itself; None: the gateway started it
+    draining: bool = False  # whether it is about to end, and gets no new requests
 
     @property
     def name(self) -> str:

@@ -49,19 +49,10 @@ MOST_MOVES = 1
 
 
 class WorkerPool:
-    """Takes the calls of a WorkerClient, for several of them.
-
-    Args:
-        members: The workers that are known already.
-        policy: As of `Router`, like the two flags.
-        metrics: Count what went where.
-        none_known: The reason that is given while the pool has no worker.
-        absent: Says why a worker that is no member any more may still hold deleted text; None:
-            none does.
-
-    Attributes:
-        directory: what each holds in memory.
-    """
+    """Takes the calls of a WorkerClient, for several of them; policy and flags are those of
+    `Router`. `none_known` is the reason that is given while the pool has no worker; `absent` says
+    why a worker that is no member any more may still hold deleted text (None: none does).
+    `directory` is what each holds in memory."""
 
     def __init__(
         self,

@@ -55,12 +55,8 @@ METHODS = ("get", "put", "post", "patch", "delete")
 
 
 class OpenApiDescription:
-    """Makes the description, and makes it anew when other models or methods are offered.
-
-    Args:
-        app: With all its routes.
-        offer: Gives the names of models and methods; none while the worker is not ready.
-    """
+    """Makes the description of an app with all its routes, and makes it anew when other models or
+    methods are offered: `offer` gives their names, none while the worker is not ready."""
 
     def __init__(self, app: FastAPI, offer: Callable[[], Offer]) -> None:
         self._app = app

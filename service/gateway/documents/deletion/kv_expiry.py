@@ -11,7 +11,6 @@ A document that is pinned is left alone: its KV is to be there.
 import asyncio
 import json
 import math
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from kvstitch.retriever import Scope
 from kvstitch.service.errors import TierUnreached
+from kvstitch.service.gateway.data_folder import write_whole
 from kvstitch.service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKVs
 from kvstitch.service.gateway.fleet.worker_pool import Worker
 from kvstitch.service.messages.requests import ChunkTokens, Purge
@@ -62,7 +62,7 @@ class KvExpiry:
             names = [name for _, name in group]
             for start in range(0, len(names), DOCUMENTS_AT_A_TIME):
                 await self._delete(scope, names[start : start + DOCUMENTS_AT_A_TIME])
-        await asyncio.to_thread(self._note, now)
+        await asyncio.to_thread(write_whole, self._file, json.dumps(now))
         return False
 
     def _is_due(self, collection: str, stored: float, before: float, now: float) -> bool:
@@ -93,8 +93,3 @@ class KvExpiry:
             return float(json.loads(self._file.read_text(encoding="ascii")))
         except (OSError, ValueError):
             return -math.inf
-
-    def _note(self, moment: float) -> None:
-        partial = self._file.with_suffix(".tmp")
-        partial.write_text(json.dumps(moment), encoding="ascii")
-        os.replace(partial, self._file)

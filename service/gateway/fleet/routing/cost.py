@@ -186,25 +186,15 @@ AWAY = 0.1
 
 @dataclass(frozen=True)
 class Work:
-    """What a prompt asks for, whichever worker does it.
+    """What a prompt asks for, whichever worker does it."""
 
-    Attributes:
-        names: Of its documents' chunks.
-        documents: Tokens of each document.
-        question: Tokens of the question.
-        answer: Tokens that the answer is expected to have.
-        repair: Share of a stored document's tokens that the fusion method computes anew.
-        system: Tokens of S.
-        beginnings: Names of the prompt's beginnings, see `directory.prompt_beginnings`.
-    """
-
-    names: Sequence[bytes]
-    documents: Sequence[int]
-    question: int = 0
-    answer: float = 0.0
-    repair: float = 0.0
-    system: int = 0
-    beginnings: Sequence[bytes] = field(default=(), repr=False)
+    names: Sequence[bytes]  # of its documents' chunks
+    documents: Sequence[int]  # tokens of each
+    question: int = 0  # tokens
+    answer: float = 0.0  # tokens that it is expected to have
+    repair: float = 0.0  # share of a stored document's tokens that the method computes anew
+    system: int = 0  # tokens of S
+    beginnings: Sequence[bytes] = field(default=(), repr=False)  # `directory.prompt_beginnings`
 
 
 class Costs(NamedTuple):

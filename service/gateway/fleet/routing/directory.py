@@ -22,12 +22,8 @@ EXPECTED_S = 10.0
 
 
 class Directory:
-    """Which chunks workers hold in memory, by their numbers. For one event loop.
-
-    Args:
-        clock: In seconds.
-        on_gap: Called when changes of a worker are missing.
-    """
+    """Which chunks workers hold in memory, by their numbers. For one event loop. `on_gap` is called
+    when changes of a worker are missing."""
 
     def __init__(
         self,

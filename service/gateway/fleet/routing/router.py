@@ -78,13 +78,8 @@ EQUAL_DIGITS = 4
 
 
 def work_of(request: Generate, *, answer: float, repair: float) -> Work:
-    """Return what of a request decides where it goes.
-
-    Args:
-        request: The request.
-        answer: Tokens that answers have on average.
-        repair: Share of stored tokens that its fusion method computes anew.
-    """
+    """Return what of a request decides where it goes. `answer`: tokens that answers have on
+    average; `repair`: share of stored tokens that its fusion method computes anew."""
     documents = [document for document in request.documents if document.ids]
     names = ChunkNames(request.system, request.prefix_mode, request.tenant, request.lora)
     return Work(
@@ -106,13 +101,9 @@ class Choice(NamedTuple):
 
 
 class Router:
-    """Chooses among the workers of one pool.
-
-    Args:
-        table: what is known of them.
-        slower_tiers: whether what one worker computes is stored where others can read it.
-        prefix_cache: whether workers keep the KV of answered prompts.
-    """
+    """Chooses among the workers of one pool. `slower_tiers`: whether what one worker computes is
+    stored where others can read it; `prefix_cache`: whether workers keep the KV of answered
+    prompts."""
 
     def __init__(
         self,

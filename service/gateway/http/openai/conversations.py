@@ -144,15 +144,8 @@ def _text(
     kinds: tuple[str, ...],
     ignored: tuple[str, ...] = (),
 ) -> str:
-    """Return a text that came whole or in parts.
-
-    Args:
-        where: Its path in the body.
-        content: The text.
-        notes: Gets what is to be noted for the client.
-        kinds: The types of parts that are text.
-        ignored: Fields of parts that are accepted without a word.
-    """
+    """Return a text that came whole or in parts, of these kinds; `where` is its path in the body,
+    and of its parts `ignored` fields are accepted without a word."""
     if isinstance(content, str):
         return content
     out = ""

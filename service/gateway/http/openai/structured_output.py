@@ -134,13 +134,8 @@ def calls(
     form: ToolForm, tools: ToolSet, *, or_json: dict[str, Any] | None = None, strict: bool = False
 ) -> Guided:
     """Return the form of one call of one of the tools, a grammar in llguidance's dialect of Lark.
-
-    Args:
-        form: In which the model writes calls.
-        tools: Those that may be called.
-        or_json: Schema of what the answer may be instead; None: it must be a call.
-        strict: Whether this schema is refused where answers cannot be held to it in full.
-    """
+    `or_json`: schema of what the answer may be instead (None: it must be a call); `strict`: it is
+    refused where answers cannot be held to it in full."""
     rules = [f"opens: {_mark(form.opens)}", f"closes: {_mark(form.closes)}"]
     choices, schemas = [], {}
     for number, tool in enumerate(tools.callable):
