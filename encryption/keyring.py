@@ -29,17 +29,11 @@ FRESH_S = 0.5
 
 @dataclass(frozen=True)
 class DataKey:
-    """A key of one owner.
+    """A key of one owner."""
 
-    Attributes:
-        id: 16 random bytes; what was sealed names it.
-        owner: the tenant; empty: the unnamed one.
-        secret: 32 bytes.
-    """
-
-    id: bytes
-    owner: str
-    secret: bytes = field(repr=False)
+    id: bytes  # 16 random bytes; what was sealed names it
+    owner: str  # the tenant; empty: the unnamed one
+    secret: bytes = field(repr=False)  # 32 bytes
 
 
 class Keyring:

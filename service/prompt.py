@@ -52,19 +52,12 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation.
+    """One message of a conversation."""
 
-    Attributes:
-        role: system, user, assistant, or tool: what a called function gave.
-        text: The message.
-        calls: Of an assistant: the functions that it calls.
-        call_id: Of a tool: the call that it answers.
-    """
-
-    role: str
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-    call_id: str = ""
+    role: str  # system, user, assistant, or tool: what a called function gave
+    text: str  # the message
+    calls: tuple[ToolCall, ...] = ()  # of an assistant: the functions that it calls
+    call_id: str = ""  # of a tool: the call that it answers
 
     @property
     def chars(self) -> int:

@@ -20,23 +20,15 @@ GENERATE = "/v1/rag/generate"
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One HTTP request.
+    """One HTTP request."""
 
-    Attributes:
-        method: HTTP method.
-        path: Path of the route.
-        read: Makes the result from the response's JSON.
-        repeatable: Whether sending it twice is the same as sending it once.
-        content: Arguments of httpx that make query and body.
-        headers: Headers besides those of every call.
-    """
-
-    method: str
-    path: str
-    read: Callable[[Any], T]
-    repeatable: bool = True
+    method: str  # HTTP method
+    path: str  # path of the route
+    read: Callable[[Any], T]  # makes the result from the response's JSON
+    repeatable: bool = True  # whether sending it twice is the same as sending it once
+    # Arguments of httpx that make query and body.
     content: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # headers besides those of every call
 
 
 def get(path: str, kind: type[T], query: Mapping[str, Any] = MappingProxyType({})) -> Call[T]:

@@ -140,15 +140,10 @@ def server_sent_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class EventReader:
-    """Makes events of the lines of a streamed answer.
+    """Makes events of the lines of a streamed answer."""
 
-    Attributes:
-        response: The response that is read.
-        answer: The whole answer, once it has come.
-    """
-
-    response: httpx.Response
-    answer: Answer | None = None
+    response: httpx.Response  # the response that is read
+    answer: Answer | None = None  # the whole answer, once it has come
     _lines: LineReader = field(default_factory=LineReader, repr=False)
 
     def event(self, line: str) -> Event | None:

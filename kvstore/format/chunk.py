@@ -29,18 +29,13 @@ from kvstitch.kvstore.format.tensor_layout import (
 
 @dataclass(frozen=True, eq=False)
 class EncodedChunk:
-    """An immutable chunk.
+    """An immutable chunk."""
 
-    Attributes:
-        header: its validated header.
-        data: host uint8 `[header.nbytes]`, contiguous. It is shared with every reader and with the
-            memory tier: never write into it or into views of it.
-        owner: whose key seals it in tiers that are not memory.
-    """
-
-    header: ChunkHeader
+    header: ChunkHeader  # its validated header
+    # Host uint8 `[header.nbytes]`, contiguous. It is shared with every reader and with the memory
+    # tier: never write into it or into views of it.
     data: Tensor
-    owner: str = ""
+    owner: str = ""  # whose key seals it in tiers that are not memory
 
     def __post_init__(self) -> None:
         if self.data.numel() != self.header.nbytes:
@@ -175,14 +170,10 @@ class LayerBlocks:
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlocks:
-    """Intact blocks of one chunk, still encoded.
+    """Intact blocks of one chunk, still encoded."""
 
-    Attributes:
-        spec: the spec of the whole chunk.
-        layers: the blocks by layer. A layer that was requested without blocks has none.
-    """
-
-    spec: ChunkSpec
+    spec: ChunkSpec  # the spec of the whole chunk
+    # The blocks by layer. A layer that was requested without blocks has none.
     layers: Mapping[int, LayerBlocks]
 
     @property

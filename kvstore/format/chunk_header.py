@@ -60,20 +60,14 @@ class Seal:
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """A validated header.
+    """A validated header."""
 
-    Attributes:
-        raw: the header's bytes as stored, length prefix and padding included.
-        key: the chunk's key; `UNNAMED` before a store has given it one.
-        digests: the digests of each tensor's blocks, by tensor name; of a sealed chunk, tags.
-        nbytes: bytes of the data section.
-    """
-
-    raw: bytes
-    key: str
+    raw: bytes  # the header's bytes as stored, length prefix and padding included
+    key: str  # the chunk's key; `UNNAMED` before a store has given it one
     spec: ChunkSpec
+    # The digests of each tensor's blocks, by tensor name; of a sealed chunk, tags.
     digests: Mapping[str, BlockDigests]
-    nbytes: int
+    nbytes: int  # bytes of the data section
     seal: Seal | None = None
 
     @property

@@ -35,24 +35,18 @@ _EXTRA_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """What a chunk holds; k and v of each layer are `[tokens, kv_heads, head_dim]`.
+    """What a chunk holds; k and v of each layer are `[tokens, kv_heads, head_dim]`."""
 
-    Attributes:
-        fingerprint: the model that the cache belongs to. Another fingerprint is refused on read.
-        codec: name of a codec in `kvstore/format/codecs.py`.
-        dtype: of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
-        values_are_keys: whether k is stored alone, because v is the same (latent attention).
-        state: bytes per layer of what is stored for layers that keep a state; 0 where none does.
-    """
-
-    fingerprint: str
-    codec: str
-    dtype: str
+    fingerprint: str  # the model that the cache belongs to. Another fingerprint is refused on read.
+    codec: str  # name of a codec in `kvstore/format/codecs.py`
+    dtype: str  # of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`
     layers: int
     kv_heads: int
     head_dim: int
     tokens: int
+    # Whether k is stored alone, because v is the same (latent attention).
     values_are_keys: bool = False
+    # Bytes per layer of what is stored for layers that keep a state; 0 where none does.
     state: int = 0
 
     def __post_init__(self) -> None:

@@ -38,18 +38,12 @@ AGAIN_S = 5.0  # after which a source that failed is asked again
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """How worker processes are started and watched.
+    """How worker processes are started and watched."""
 
-    Attributes:
-        command: Starts one.
-        address: Of the one worker, which runs already; empty: it is started and supervised.
-        heartbeat_timeout_s: Silence after which one counts as gone.
-        restart_backoff_s: First and longest pause before one is started again.
-    """
-
-    command: Sequence[str] = COMMAND
-    address: str = ""
-    heartbeat_timeout_s: float = 10.0
+    command: Sequence[str] = COMMAND  # starts one
+    address: str = ""  # of the one worker, which runs already; empty: it is started and supervised
+    heartbeat_timeout_s: float = 10.0  # silence after which one counts as gone
+    # First and longest pause before one is started again.
     restart_backoff_s: tuple[float, float] = (0.5, 30.0)
 
 

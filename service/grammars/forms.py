@@ -18,21 +18,15 @@ _MARK = re.compile(r'@("(?:[^"\\]|\\.)*")')
 
 @dataclass(frozen=True)
 class Form:
-    """What an answer must be.
+    """What an answer must be."""
 
-    Attributes:
-        kind: `json_schema`, `json_object`, `regex`, `choice` or `grammar`.
-        value: Of that kind.
-        strict: Whether a schema that cannot be held in full is refused.
-        schemas: Of a grammar, those that stand in it as `%json @NAME`, by name. In such a one
-            `@"TEXT"` is an added token of this name, if there is one, and else the text.
-        strict_schemas: Names of those that are refused where they cannot be held in full.
-    """
-
-    kind: str
-    value: Any
-    strict: bool = False
+    kind: str  # `json_schema`, `json_object`, `regex`, `choice` or `grammar`
+    value: Any  # of that kind
+    strict: bool = False  # whether a schema that cannot be held in full is refused
+    # Of a grammar, those that stand in it as `%json @NAME`, by name. In such a one `@"TEXT"` is an
+    # added token of this name, if there is one, and else the text.
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Names of those that are refused where they cannot be held in full.
     strict_schemas: list[str] = field(default_factory=list)
 
 

@@ -26,22 +26,16 @@ _HEAD = struct.Struct("<IBI")
 
 @dataclass(frozen=True)
 class Step:
-    """What may come next.
+    """What may come next."""
 
-    Attributes:
-        position: Tokens of the answer so far.
-        complete: Whether nothing may come but its end.
-        forced: Next tokens that there is no choice about; often none.
-        allowed: Whether each token may come next, as bits from the lowest, in 32-bit words. Empty
-            where `forced` or `complete` says it all.
-        error: Why the grammar cannot be followed; empty: it can.
-    """
-
-    position: int
-    complete: bool = False
+    position: int  # tokens of the answer so far
+    complete: bool = False  # whether nothing may come but its end
+    # Next tokens that there is no choice about; often none.
     forced: list[int] = field(default_factory=list)
+    # Whether each token may come next, as bits from the lowest, in 32-bit words. Empty where
+    # `forced` or `complete` says it all.
     allowed: bytes = b""
-    error: str = ""
+    error: str = ""  # why the grammar cannot be followed; empty: it can
 
     def encode(self) -> bytes:
         status = 2 if self.error else int(self.complete)

@@ -62,14 +62,10 @@ class Ready(Message, frozen=True):
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of the model's probabilities at one token of an answer.
+    """Natural logarithms of the model's probabilities at one token of an answer."""
 
-    Attributes:
-        logprob: of the token itself.
-        top: (token, log-probability), likeliest first, as many as were asked for.
-    """
-
-    logprob: float
+    logprob: float  # of the token itself
+    # (token, log-probability), likeliest first, as many as were asked for.
     top: list[tuple[int, float]]
 
 
@@ -194,26 +190,17 @@ class Stats(Message, frozen=True):
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """What a worker is busy with, and how fast it believes to be; before it has said so: a guess.
+    """What a worker is busy with, and how fast it believes to be; before it has said so: a
+    guess."""
 
-    Attributes:
-        backlog_s: seconds until a prompt that comes now could start.
-        running: sequences that prefill or decode.
-        token_s: seconds to compute a prompt token at every layer.
-        overhead_s: seconds of any prefill besides its tokens.
-        step_s: seconds of a decode step, besides its sequences.
-        step_sequence_s: seconds that a sequence adds to a decode step.
-        token_bytes: bytes of a token's stored KV.
-        tiers: by slower tier, the seconds of a read and those of a byte.
-    """
-
-    backlog_s: float = 0.0
-    running: int = 0
-    token_s: float = 1e-3
-    overhead_s: float = 0.0
-    step_s: float = 1e-2
-    step_sequence_s: float = 1e-3
-    token_bytes: float = 0.0
+    backlog_s: float = 0.0  # seconds until a prompt that comes now could start
+    running: int = 0  # sequences that prefill or decode
+    token_s: float = 1e-3  # seconds to compute a prompt token at every layer
+    overhead_s: float = 0.0  # seconds of any prefill besides its tokens
+    step_s: float = 1e-2  # seconds of a decode step, besides its sequences
+    step_sequence_s: float = 1e-3  # seconds that a sequence adds to a decode step
+    token_bytes: float = 0.0  # bytes of a token's stored KV
+    # By slower tier, the seconds of a read and those of a byte.
     tiers: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 

@@ -64,19 +64,12 @@ class GateNote:
 
 
 class TokenRun(NamedTuple):
-    """Neighbouring tokens to which the same happened.
+    """Neighbouring tokens to which the same happened."""
 
-    Attributes:
-        tokens: how many they are.
-        recomputed: whether they are of the segment's `rows_recomputed`.
-        computed_layers: layers at which their KV was computed with the prompt.
-        entries: of layers · KV heads, those that held each of them after the first token.
-    """
-
-    tokens: int
-    recomputed: bool
-    computed_layers: int
-    entries: int
+    tokens: int  # how many they are
+    recomputed: bool  # whether they are of the segment's `rows_recomputed`
+    computed_layers: int  # layers at which their KV was computed with the prompt
+    entries: int  # of layers · KV heads, those that held each of them after the first token
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,15 @@ HistoryMode = Literal["compute", "reuse"]
 
 @dataclass(frozen=True)
 class ChunkTokens:
-    """One retrieved document segment D_i.
+    """One retrieved document segment D_i."""
 
-    Attributes:
-        chunk_id: the catalog's.
-        ids: its token ids, which are the truth.
-        behind: token ids of the other chunks that stand between S and this one when its KV is
-            computed by itself, in the prefix modes primer and neighbours.
-        also_behind: further such chunks, in the mode primer: it is computed behind each of these,
-            too, and what is stored is the mean.
-    """
-
-    chunk_id: int
-    ids: list[int]
+    chunk_id: int  # the catalog's
+    ids: list[int]  # its token ids, which are the truth
+    # Token ids of the other chunks that stand between S and this one when its KV is computed by
+    # itself, in the prefix modes primer and neighbours.
     behind: list[list[int]] = field(default_factory=list)
+    # Further such chunks, in the mode primer: it is computed behind each of these, too, and what is
+    # stored is the mean.
     also_behind: list[list[list[int]]] = field(default_factory=list)
 
     @property

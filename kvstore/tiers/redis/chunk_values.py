@@ -85,13 +85,10 @@ class ChunkRead:
     never holds more than two batches of replies in its memory. A read goes on where it stopped if
     the slot moves meanwhile. Should the chunk have been replaced in between, the bytes do not match
     the digests in its header.
-
-    Attributes:
-        head: name of the header's value.
-        plan_of: says what is read of a chunk with this header; None: only the header.
     """
 
-    head: str
+    head: str  # name of the header's value
+    # Says what is read of a chunk with this header; None: only the header.
     plan_of: Callable[[ChunkHeader], RangePlan] | None
     allocate: Callable[[int], Tensor]
     on_progress: ChunkProgress | None

@@ -72,22 +72,14 @@ class ToolSet:
 
 @dataclass(frozen=True)
 class ToolForm:
-    """A form in which models write calls.
-
-    Attributes:
-        opens: Text before calls; empty: a call is the whole answer.
-        closes: Text after calls; empty: nothing.
-        arguments: Name of the field that holds the arguments.
-        bare_names: Whether a call may be the name itself with the arguments behind it.
-        id_length: Characters that ids must have in the model's chat template; 0: any number.
-    """
+    """A form in which models write calls."""
 
     name: str
-    opens: str
-    closes: str
-    arguments: str = "arguments"
-    bare_names: bool = False
-    id_length: int = 0
+    opens: str  # text before calls; empty: a call is the whole answer
+    closes: str  # text after calls; empty: nothing
+    arguments: str = "arguments"  # name of the field that holds the arguments
+    bare_names: bool = False  # whether a call may be the name itself with the arguments behind it
+    id_length: int = 0  # characters that ids must have in the model's chat template; 0: any number
 
     def call_text(self, name: str, arguments: str) -> str:
         """Return a call as the model should write it."""

@@ -33,19 +33,12 @@ MAX_HEADER_CHARS = 2048
 
 @dataclass(frozen=True)
 class Envelope:
-    """What all objects and chunks of one response hold.
+    """What all objects and chunks of one response hold."""
 
-    Attributes:
-        id: Of its first answer.
-        asked: What it answers.
-        base: Address of this service as the client wrote it, with a slash at its end.
-        created: Unix seconds.
-    """
-
-    id: str
-    asked: TranslatedRequest
-    base: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    id: str  # of its first answer
+    asked: TranslatedRequest  # what it answers
+    base: str  # address of this service as the client wrote it, with a slash at its end
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
     @property
     def bare_id(self) -> str:

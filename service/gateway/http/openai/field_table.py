@@ -14,17 +14,13 @@ from kvstitch.service.errors import InvalidRequest, Unsupported
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What becomes of one field.
+    """What becomes of one field."""
 
-    Attributes:
-        treatment: noted: accepted, without an effect, and `kvstitch.warnings` says so; refused,
-            unless the value asks for nothing.
-        why: Why it does nothing here.
-        harmless: Values that ask for nothing, and are accepted without a word; null always is.
-    """
-
+    # Noted: accepted, without an effect, and `kvstitch.warnings` says so; refused, unless the value
+    # asks for nothing.
     treatment: Literal["noted", "refused"]
-    why: str
+    why: str  # why it does nothing here
+    # Values that ask for nothing, and are accepted without a word; null always is.
     harmless: tuple[Any, ...] = ()
 
 

@@ -76,23 +76,15 @@ class Served:
 
 @dataclass(frozen=True)
 class TranslatedRequest:
-    """One request of a client.
+    """One request of a client."""
 
-    Attributes:
-        body: As it was sent.
-        requests: Per choice of the response, in the order of their indices.
-        prompts: How many prompts they have: `n` choices stand for each.
-        tools: That the answers may call.
-        notes: For the client.
-        as_sent: A field of GenerateRequest under the name that it has in the client's request.
-    """
-
-    body: CommonRequest
+    body: CommonRequest  # as it was sent
     served: Served
-    requests: list[GenerateRequest]
-    prompts: int = 1
-    tools: ToolSet | None = None
-    notes: list[str] = field(default_factory=list)
+    requests: list[GenerateRequest]  # per choice of the response, in the order of their indices
+    prompts: int = 1  # how many prompts they have: `n` choices stand for each
+    tools: ToolSet | None = None  # that the answers may call
+    notes: list[str] = field(default_factory=list)  # for the client
+    # A field of GenerateRequest under the name that it has in the client's request.
     as_sent: Callable[[str | None], str | None] = lambda name: name
 
     def renamed(self, error: KvstitchError) -> KvstitchError:
