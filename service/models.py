@@ -22,23 +22,17 @@ def source_of(settings: Settings) -> ModelSource | None:
 
 
 def find_model(settings: Settings) -> Path | None:
-    """Return the folder of a model that is on this machine, else None.
-
-    Raises:
-        ModelRefused: There is no such model.
-    """
+    """Return the folder of a model that is on this machine, else None. Raises ModelRefused: there
+    is no such model."""
     if source := source_of(settings):
         return source.find()
     return None if _is_hub_id(settings.model) else _folder(settings.model)
 
 
 def prepare_model(settings: Settings) -> Path:
-    """Return the folder of a model, after fetching or converting it if need be.
-
-    Raises:
-        ModelRefused: There is no such model, or it cannot be served.
-        ModelUnavailable: It cannot be fetched.
-    """
+    """Return the folder of a model, after fetching or converting it if need be. Raises
+    ModelRefused: there is no such model, or it cannot be served; ModelUnavailable: it cannot be
+    fetched."""
     if source := source_of(settings):
         return source.prepare()
     if not _is_hub_id(settings.model):

@@ -99,12 +99,9 @@ class Databases:
             await asyncio.gather(self._following, return_exceptions=True)
         if self._heartbeat is not None:
             await self._heartbeat.close()
-        await asyncio.to_thread(self.keys.close)
-        if self.tenant_keys is not None:
-            await asyncio.to_thread(self.tenant_keys.close)
-        await asyncio.to_thread(self.jobs.close)
-        if self.catalog is not None:
-            await asyncio.to_thread(self.catalog.close)
+        for store in (self.keys, self.tenant_keys, self.jobs, self.catalog):
+            if store is not None:
+                await asyncio.to_thread(store.close)
 
 
 def shared_secret(database: ServiceDatabase, own: str) -> str:

@@ -1,7 +1,5 @@
 """Schemas beside one another: those of `allOf` merged, and whether alternatives exclude others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +27,9 @@ def distinct(first: Any, second: Any) -> bool:
     ):
         return True
     return _lacks(first, second) and _lacks(second, first)
+
+
+Schema = dict[str, Any]
 
 
 def _lacks(one: Schema, other: Schema) -> bool:
@@ -91,8 +92,6 @@ def windows(out: Schema) -> Any:
             break
     return made[0] if len(made) == 1 else {"anyOf": made}
 
-
-Schema = dict[str, Any]
 
 _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains")
 _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains")

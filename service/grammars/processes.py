@@ -1,7 +1,5 @@
 """Asks the processes of grammars: opens one for each, and never waits for it longer than it may."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -43,7 +41,7 @@ class Step:
         return head + token_bytes(self.forced) + (self.allowed or self.error.encode())
 
     @staticmethod
-    def decode(message: bytes) -> Step:
+    def decode(message: bytes) -> "Step":
         position, status, count = _HEAD.unpack_from(message)
         rest = _HEAD.size + 4 * count
         forced = token_ids(message[_HEAD.size : rest])

@@ -4,8 +4,6 @@ A model that must write several properties of an open map writes the same one se
 reads the JSON then has fewer than there must be.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 
@@ -91,7 +89,7 @@ class UniqueNames:
         self._vocabulary = vocabulary
         self._reader = _Reader()
 
-    def __deepcopy__(self, memo: object) -> UniqueNames:
+    def __deepcopy__(self, memo: object) -> "UniqueNames":
         made = UniqueNames(self._vocabulary)
         made._reader = copy.deepcopy(self._reader)
         return made

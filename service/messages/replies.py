@@ -1,9 +1,7 @@
 """Messages from a worker to a gateway, and the types that only they are made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -111,7 +109,7 @@ class Failed(Message, frozen=True):
     field: str | None = None
 
     @classmethod
-    def of(cls, id: str, error: Exception) -> Failed:
+    def of(cls, id: str, error: Exception) -> Self:
         """Return the message for an error; what is no `KvstitchError` becomes a `WorkerFault`."""
         if not isinstance(error, KvstitchError):
             kind = type(error).__name__

@@ -41,7 +41,7 @@ class FileFormat:
     # Of zip archives, whose kind is "office": the file inside by which this one is known, whatever
     # its name says, or "file=how that begins".
     part: str = ""
-    looks: bytes = b""  # the same for texts: a pattern of how one begins, without blanks before it
+    looks: bytes = b""  # of texts: a pattern of how one begins, without blanks before it
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class IdentityProvider(Protocol):
 class GatewayPart:
     """What a plugin adds to one gateway process: routes, middleware, and work beside requests."""
 
-    routers: Sequence[Any] = ()  # fastAPI routers
+    routers: Sequence[Any] = ()  # FastAPI routers
     # ASGI classes with their arguments, inside authentication and around routes: they see every
     # request with its sender, and may answer in place of the route.
     middleware: Sequence[tuple[Any, Mapping[str, Any]]] = ()
