@@ -1,7 +1,5 @@
 """`kvstitch encryption`: the master key, and the keys of tenants in a data folder or database."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets
@@ -137,7 +135,7 @@ def delete(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _keys(settings: Settings) -> Iterator[TenantKeys]:
+def _keys(settings: Settings) -> Iterator["TenantKeys"]:
     from kvstitch.encryption.keyring import EncryptionError
     from kvstitch.service.gateway.encryption.tenant_keys import tenant_keys_of
     from kvstitch.service.gateway.service_database import shared_database

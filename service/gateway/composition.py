@@ -5,8 +5,6 @@ start ──┬── supervisor starts the worker, which loads its model ──
 drain ── new requests are refused, open ones finish ── close
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path
@@ -304,7 +302,7 @@ class Gateway:
         )
         return shared or RateCounters()
 
-    async def _watch_keys(self, keys: TenantKeys) -> None:
+    async def _watch_keys(self, keys: "TenantKeys") -> None:
         """Follow what the command line and other gateways do to the keys of tenants."""
         while True:
             await asyncio.sleep(KEYS_EVERY_S)

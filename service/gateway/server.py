@@ -162,11 +162,8 @@ def serve(
     started: float,
     reread: Callable[[], Settings] | None = None,
 ) -> str | None:
-    """Serve on a socket from `listen` until a signal or a failure; return why it failed.
-
-    Args:
-        started: Time on the monotonic clock from which on whoever started it waits.
-    """
+    """Serve on a socket from `listen` until a signal or a failure; return why it failed. `started`:
+    time on the monotonic clock from which on whoever started it waits."""
 
     def greet() -> None:
         resources.look_after_memory()

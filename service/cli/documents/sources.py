@@ -266,16 +266,9 @@ def count(sources: Sequence[SourceFile]) -> int:
 
 
 def read(sources: Sequence[SourceFile], metadata: dict[str, Any]) -> Iterator[Read]:
-    """Read the documents of files.
-
-    Args:
-        sources: From `scan`.
-        metadata: Added to documents from lines; their own metadata takes precedence.
-
-    Yields:
-        Every document, and a file of lines that has none. A document whose doc_id came before in
-        the same collection is unsendable, because it would silently replace the earlier one.
-    """
+    """Yield every document of files from `scan`, and a file of lines that has none. Documents from
+    lines get `metadata`; their own takes precedence. A document whose doc_id came before in the
+    same collection is unsendable, because it would silently replace the earlier one."""
     seen: dict[tuple[str, str], Path] = {}
     for source in sources:
         for document in _lines(source, metadata) if source.lines else [_file(source)]:

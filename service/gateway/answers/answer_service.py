@@ -118,14 +118,9 @@ class AnswerService:
         self._forms = forms
 
     async def open(self, requests: Sequence[GenerateRequest], call: CallContext) -> AnswerGroup:
-        """Prepare answers; nothing is generated before their events are read.
-
-        Raises:
-            InvalidRequest, NotFound: A request is wrong, or a document that it names is not stored.
-            Overloaded: Too many requests are in flight.
-            WorkerUnavailable: The worker or the index is not ready.
-            DeadlineExceeded: The deadline passed meanwhile.
-        """
+        """Prepare answers; nothing is generated before their events are read. Raises
+        InvalidRequest, NotFound: a request is wrong, or a document that it names is not stored;
+        Overloaded; WorkerUnavailable: the worker or the index is not ready; DeadlineExceeded."""
         opened = AnswerGroup()
         for request in requests:
             fusion_label, slot, model = "none", None, self._prompts.model

@@ -120,12 +120,9 @@ class AnswerForms:
 
     async def written(self, guided: Guided | None, tenant: str) -> WrittenForm | None:
         """Return the grammar of what an answer must be, and what it cannot hold; None for None.
-
-        Raises:
-            InvalidRequest: It is not valid, cannot be held, or takes too much time or memory.
-            QuotaExceeded: Too many that take long are the tenant's.
-            Overloaded: The machine is too busy to compile it.
-        """
+        Raises InvalidRequest: it is not valid, cannot be held, or takes too much time or memory;
+        QuotaExceeded: too many that take long are the tenant's; Overloaded: the machine is too busy
+        to compile it."""
         if guided is None:
             return None
         form = form_of(guided)

@@ -107,12 +107,9 @@ class RequestPreparer:
     async def prepare(
         self, plan: AnswerPlan, *, traceparent: str = "", prefetch: bool = True
     ) -> None:
-        """Complete a plan; raises what only a search or the tokenizer can find out.
-
-        Args:
-            traceparent: The span that the worker's spans belong to; empty: none.
-            prefetch: Whether the worker may bring chunks closer while a long question is encoded.
-        """
+        """Complete a plan; raises what only a search or the tokenizer can find out. `traceparent`:
+        the span that the worker's spans belong to (empty: none); `prefetch`: whether the worker may
+        bring chunks closer while a long question is encoded."""
         plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
         joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
         if plan.search is None or joined is None or plan.condense == "off":

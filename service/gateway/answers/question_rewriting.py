@@ -55,11 +55,8 @@ def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | No
 async def rewritten(
     turns: Sequence[Turn], worker: Worker, prompts: PromptBuilder, tenant: str
 ) -> tuple[str, int]:
-    """Have the last question rewritten by the served model; never fails.
-
-    Returns:
-        The text, empty where it wrote nothing useful in time, and the tokens that it took.
-    """
+    """Have the last question rewritten by the served model; never fails. Returns the text, empty
+    where it wrote nothing useful in time, and the tokens that it took."""
     spoken = [turn for turn in turns if turn.role != "system"]
     lines = [
         f"{turn.role.capitalize()}: {' '.join(turn.text[:TURN_CHARS].split())}\n"

@@ -114,18 +114,11 @@ class KeyStore:
         limits: Limits | None = None,
         expires: float | None = None,
     ) -> tuple[str, StoredKey]:
-        """Make a key: return it, which cannot be read again, and what is stored of it.
-
-        Args:
-            adapter: The LoRA adapter that answers its requests; "": any that they name.
-            writes: The groups that it writes for; None: those whose documents it reads.
-            limits: Its quotas; None: no limits.
-            expires: Unix seconds; None: never.
-
-        Raises:
-            InvalidRequest: A scope is unknown, tenant, name or adapter is too long, or no group can
-                have such a name.
-        """
+        """Make a key: return it, which cannot be read again, and what is stored of it. `adapter`:
+        the LoRA adapter that answers its requests ("": any that they name); `writes`: the groups
+        that it writes for (None: those whose documents it reads); `expires`: Unix seconds. Raises
+        InvalidRequest: a scope is unknown, tenant, name or adapter is too long, or no group can
+        have such a name."""
         limits = limits or Limits()
         if unknown := scopes - set(SCOPES):
             raise InvalidRequest(

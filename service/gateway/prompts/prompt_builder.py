@@ -150,15 +150,9 @@ class PromptBuilder:
         alone: bool = False,
         inline: bool = False,
     ) -> int:
-        """Count the tokens of a prompt.
-
-        Args:
-            alone: The question is the whole prompt, from `encode_alone`.
-            inline: The documents came with the request: there is no top_k to lower.
-
-        Raises:
-            PromptTooLong: The context would have no room for even one token of the answer.
-        """
+        """Count the tokens of a prompt. `alone`: the question is the whole prompt, from
+        `encode_alone`; `inline`: the documents came with the request, there is no top_k to lower.
+        Raises PromptTooLong: the context would have no room for even one token of the answer."""
         system = 0 if alone else len(self.system)
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens < max_context:

@@ -41,11 +41,8 @@ class WorkerClient(WorkerConnection):
     """Every call raises WorkerUnavailable while the worker is not ready."""
 
     async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
-        """Generate an answer. Closing or cancelling the generator aborts it in the worker.
-
-        Yields:
-            Its tokens or where its KV is, then exactly one Done or Failed, whatever happens.
-        """
+        """Generate an answer. Closing or cancelling the generator aborts it in the worker. Yields
+        its tokens or where its KV is, then exactly one Done or Failed, whatever happens."""
         with self.call(request.id, request) as queue:
             ended, tokens = False, 0
             try:
@@ -87,13 +84,9 @@ class WorkerClient(WorkerConnection):
             self.send(AskHoldings())
 
     async def precompute(self, message: Precompute) -> AsyncGenerator[Precomputed, None]:
-        """Compute and store the KV of chunks. Raises the error that the worker reports.
-
-        Closing or cancelling the generator keeps the worker from storing those that are left.
-
-        Yields:
-            One reply per chunk, as it is done.
-        """
+        """Compute and store the KV of chunks; yields one reply per chunk, as it is done. Raises the
+        error that the worker reports. Closing or cancelling the generator keeps the worker from
+        storing those that are left."""
         await self._make_key(message.tenant)
         with self.call(message.id, message) as queue:
             left = len(message.documents)
@@ -124,11 +117,8 @@ class WorkerClient(WorkerConnection):
         return await self._ask(message.id, message, Purged)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """Return the states of methods at the correctness gate.
-
-        Args:
-            reset: A fusion method whose checks are forgotten first; "": all; None: none.
-        """
+        """Return the states of methods at the correctness gate. `reset`: a fusion method whose
+        checks are forgotten first; "": all; None: none."""
         message = AskGate(uuid.uuid4().hex, reset)
         return await self._ask(message.id, message, GateStates)
 

@@ -39,11 +39,8 @@ class Directory:
         self._expected: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def apply(self, worker: int, holdings: Holdings) -> bool:
-        """Apply what a worker reports.
-
-        Returns:
-            False if changes are missing: the worker must be asked for a snapshot.
-        """
+        """Apply what a worker reports; False if changes are missing: it must be asked for a
+        snapshot."""
         if holdings.snapshot:
             self.forget(worker)
         elif (expected := self._next.get(worker)) != holdings.number:

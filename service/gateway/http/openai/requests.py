@@ -97,13 +97,9 @@ class TranslatedRequest:
 
 
 def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
-    """Translate a chat completion request.
-
-    Raises:
-        ModelNotFound: There is no such model or preset.
-        Unsupported: A field asks for something that is not supported.
-        InvalidRequest: A field is wrong.
-    """
+    """Translate a chat completion request. Raises ModelNotFound: there is no such model or preset;
+    Unsupported: a field asks for something that is not supported; InvalidRequest: a field is
+    wrong."""
     notes = _checked(body, CHAT, served)
     turns = turns_of_messages(body.messages, notes)
     tools = tools_of_chat(body, notes)
