@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
 from kvstitch.retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
-from kvstitch.retriever.embedders import CountedVectors, Vectors
+from kvstitch.retriever.embedders import CountedVectors, Prompts, Vectors
 from kvstitch.retriever.scope import EVERYTHING, View, joined_readers
 from kvstitch_tune.records import describe
 
@@ -60,7 +60,7 @@ class Words:
 class HashedWords:
     """An embedder without a model."""
 
-    name, revision, dim = "hashed-words", "1", 64
+    name, revision, dim, prompts = "hashed-words", "1", 64, Prompts()
 
     def start(self) -> None: ...
 
