@@ -2,9 +2,10 @@
 
     python -m benchmarks.retrieval.rows [--show]
 
-The tables are made here; 40 questions are about those on which the search was mended, 20 about
-others that were made beforehand. Documents go through the service's parsers and chunks, the search
-is hybrid. A question counts if one of the first three passages names its row and holds its answer.
+The tables are made here. The search was mended on the 40 questions of the first ones, and what
+parts of JSON repeat on four of the other 20, which were made beforehand. Documents go through the
+service's parsers and chunks, the search is hybrid. A question counts if one of the first three
+passages names its row and holds its answer.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def mended() -> tuple[dict[str, bytes], list[Asked]]:
 
 
 def others() -> tuple[dict[str, bytes], list[Asked]]:
-    """Tables that nothing was mended on, and 20 questions."""
+    """Other tables, and 20 questions."""
     rng = random.Random(85)
     gauges = [
         (f"Gauge {i + 1}", f"{TOWNS[i * 7 % 12]} {rng.choice(['bridge', 'weir', 'lock'])}",
