@@ -90,7 +90,8 @@ def supports_gated_mlp(
     if linear_few_rows.supports(x, gate, batch=batch):
         return False
     by_dots = linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation)
-    return by_dots or has_slow_16_bit_products(x)
+    in_fp32 = len(x) >= MIN_ROWS or linear_many_rows_fp32.supports(x, gate, up, down)
+    return by_dots or (in_fp32 and has_slow_16_bit_products(x))
 
 
 def gated_mlp(
