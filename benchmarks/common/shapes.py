@@ -54,7 +54,7 @@ def random_qwen2(
         bos_token_id=None,
         attn_implementation="sdpa",
     )
-    return _random_model(Qwen2ForCausalLM, config, dtype, seed)
+    return random_model(Qwen2ForCausalLM, config, dtype, seed)
 
 
 def qwen2_5_0_5b(
@@ -64,7 +64,8 @@ def qwen2_5_0_5b(
     return decoder_for(random_qwen2("qwen2.5-0.5b", dtype=dtype, seed=seed, layers=layers))
 
 
-def _random_model(cls: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+def random_model(cls: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+    """A model of this class of transformers with random weights."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -29,7 +29,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from benchmarks.common.shapes import _random_model
+from benchmarks.common.shapes import random_model
 from kvstitch.kvstore import ChunkSpec, EncodedChunk, chunk_file_bytes
 from kvstitch.service.worker.api import (
     Addressing,
@@ -83,9 +83,7 @@ def random_hybrid(name: str, seed: int = 0, vocabulary: int = 32768) -> DecoderM
             mamba_d_head=width, mamba_d_state=128, mamba_expand=inner * width // hidden,
             max_position_embeddings=8192, tie_word_embeddings=True, attn_implementation="sdpa",
         )  # fmt: skip
-        return decoder_for(
-            _random_model(GraniteMoeHybridForCausalLM, granite, torch.bfloat16, seed)
-        )
+        return decoder_for(random_model(GraniteMoeHybridForCausalLM, granite, torch.bfloat16, seed))
     hidden, layers, heads, kv_heads, intermediate, value_heads = SHAPES[name]
     config = Qwen3_5TextConfig(
         vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers,
@@ -93,7 +91,7 @@ def random_hybrid(name: str, seed: int = 0, vocabulary: int = 32768) -> DecoderM
         linear_num_value_heads=value_heads, linear_num_key_heads=16, tie_word_embeddings=True,
         attn_implementation="sdpa",
     )  # fmt: skip
-    return decoder_for(_random_model(Qwen3_5ForCausalLM, config, torch.bfloat16, seed))
+    return decoder_for(random_model(Qwen3_5ForCausalLM, config, torch.bfloat16, seed))
 
 
 @torch.inference_mode()

@@ -53,8 +53,8 @@ TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t co
     }
 }
 
-/* The rows of one segment to the rows `at` [rows] of a layer's cache, and `rotation_rows` of the same
- * rows' queries; a key's position is the number of its row there. */
+/* The rows of one segment to the rows `at` [rows] of a layer's cache, and `rotation_rows` of the
+ * same rows' queries; a key's position is the number of its row there. */
 TARGET void rotation_write_with_queries(const struct segment *segment,
                                         const struct cache_layer *layer, const int64_t *at,
                                         const float *cosine, const float *sine, const uint16_t *q,

@@ -1,12 +1,12 @@
-/* A layer of a chunk that is stored in 8 bits, as `codecs.py` of the KV store says, to bfloat16. One
- * pass and no tensors in between: decoding a prompt's chunks in torch took a quarter of a small
+/* A layer of a chunk that is stored in 8 bits, as `codecs.py` of the KV store says, to bfloat16.
+ * One pass and no tensors in between: decoding a prompt's chunks in torch took a quarter of a small
  * model's first token. */
 #include "bfloat16.h"
 #include "kernels.h"
 
 /* Where layer 0 of a chunk [tokens, heads, d] lies, and how many bytes a layer has. Keys: unsigned
- * codes, k_scale and k_least bfloat16 for every `group` tokens [.., heads, d]; or, without k_least, as
- * values: signed codes, with a float16 scale for each token and head. */
+ * codes, k_scale and k_least bfloat16 for every `group` tokens [.., heads, d]; or, without k_least,
+ * as values: signed codes, with a float16 scale for each token and head. */
 struct stored_chunk {
     const uint8_t *k, *v, *k_scale, *v_scale, *k_least;
     ptrdiff_t layer_bytes, tokens, heads, d, group;
