@@ -23,6 +23,7 @@ from kvstitch_gguf.gguf_families import (
     family_of,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, type_name
+from kvstitch_gguf.gguf_hybrids import OTHERS
 
 _FOLDER = "give the model's own folder"
 _TOKENIZERS = ("gpt2", "llama")
@@ -137,6 +138,7 @@ def _faults_of_keys(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
     """Keys of the architecture that nobody looks at."""
     prefix = f"{header.architecture}."
     known = {*KEYS, *OTHER_KEYS, *family.keys}
+    known |= {*OTHERS} if family.hybrid else set()
     known |= {WINDOW_PATTERN} if family.window_period else set()
     known |= {LOCAL_BASE} if family.ropes_by_layer else set()
     unknown = sorted(
@@ -149,6 +151,10 @@ def _faults_of_keys(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
     )
     if unknown:
         yield f"sets {', '.join(unknown[:3])}, which is not understood: {_FOLDER}"
+
+    for key, value in family.needs.items():
+        if (said := header.get(key, value)) != value:
+            yield f"sets {prefix}{key} to {said}, and {value} is served: {_FOLDER}"
 
 
 def _says_nothing(part: str, value: Any) -> bool:

@@ -4,7 +4,6 @@ layout."""
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import gguf
@@ -28,6 +27,8 @@ from kvstitch_gguf.gguf_families import (
     GgufFamily,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, GgufTensor
+from kvstitch_gguf.gguf_hybrids import facts_of
+from kvstitch_gguf.gguf_layouts import as_transformers
 
 _DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
 # Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.
@@ -63,9 +64,11 @@ def config_of(header: GgufHeader, family: GgufFamily) -> Any:
         wide = header.get("block_count") == family.scaled_by_width
         heads, width = header.get("attention.head_count"), header.get("embedding_length")
         facts["query_pre_attn_scalar"] = width // heads if wide else head_dim
-    if family.rotates_part:
+    if family.rotates_part and not family.hybrid:
         facts["original_max_position_embeddings"] = _original_context(header)
     try:
+        if family.hybrid:
+            facts |= facts_of(header, family.model_type)
         plain = AutoConfig.for_model(family.model_type, **facts)
         if hasattr(plain, "head_dim") or header.get("attention.key_length"):
             facts["head_dim"] = head_dim  # some configs have one model's as their default
@@ -196,8 +199,11 @@ def weights_of(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         shapes.pop("lm_head.weight")
-    places = _places(header, list(shapes), model.config.num_hidden_layers)
-    stored = {tensor.name: tensor for tensor in header.tensors}
+    layers = model.config.num_hidden_layers
+    places = _places(header, family, list(shapes), layers)
+    # Blocks behind the model's guess further tokens, and nothing here asks them.
+    blocks = tuple(f"blk.{layer}." for layer in range(layers, header.get("block_count")))
+    stored = {t.name: t for t in header.tensors if not t.name.startswith(blocks)}
     wanted = {place for several in places.values() for place in several}
     kind = f"a {type(model).__name__}"
     if missing := sorted(wanted - set(stored)):
@@ -209,11 +215,10 @@ def weights_of(
     head_dim = getattr(model.config, "head_dim", None) or (
         model.config.hidden_size // model.config.num_attention_heads
     )
-    layout = partial(_as_transformers, family, head_dim=head_dim)
     found = {}
     for name, shape in shapes.items():
         parts = [torch.from_numpy(read_tensor(header, stored[place])) for place in places[name]]
-        weight = layout(name, parts)
+        weight = as_transformers(family, model.config, name, parts, head_dim=head_dim)
         if weight.squeeze().shape != torch.Size(n for n in shape if n != 1):
             raise ModelRefused(
                 f"{places[name][0]} of {header.path} has the shape {tuple(weight.shape)}, and "
@@ -228,7 +233,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _places(header: GgufHeader, names: list[str], layers: int) -> dict[str, tuple[str, ...]]:
+def _places(
+    header: GgufHeader, family: GgufFamily, names: list[str], layers: int
+) -> dict[str, tuple[str, ...]]:
     """Return the tensors of the file that weights of transformers are made of."""
     architecture = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == header.architecture)
     known = gguf.get_tensor_name_map(architecture, layers)
@@ -236,38 +243,10 @@ def _places(header: GgufHeader, names: list[str], layers: int) -> dict[str, tupl
     for name in names:
         _, _, module = name.partition("layers.")
         layer, _, within = module.partition(".")
-        if within in _EXPERTS:
-            found[name] = tuple(f"blk.{layer}.{place}" for place in _EXPERTS[within])
+        if own := {**_EXPERTS, **family.places}.get(within):
+            found[name] = tuple(f"blk.{layer}.{place}" for place in own)
             continue
         module, kind = re.fullmatch(r"(.+?)(\.weight|\.bias)?", name).groups()  # type: ignore[union-attr]
         place = known.get_name(module) or ("output" if module == "lm_head" else name)
         found[name] = (place + (kind or ".weight"),)
     return found
-
-
-def _as_transformers(
-    family: GgufFamily, name: str, parts: list[Tensor], *, head_dim: int
-) -> Tensor:
-    """Return a weight as transformers holds it, of the tensors that llama.cpp made of it."""
-    if "mlp.experts." in name:
-        return _experts(parts) if not family.alternates else _alternating_experts(parts)
-    (weight,) = parts
-    if family.norm_offset and name.endswith("norm.weight"):
-        return weight - family.norm_offset
-    if family.turns_pairs and re.search(r"\.[qk]_proj\.", name):
-        # rows (head, i, half) → (head, half, i)
-        pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
-        return pairs.transpose(1, 2).reshape(weight.shape)
-    return weight
-
-
-def _experts(parts: list[Tensor]) -> Tensor:
-    """Return experts' weights `[experts, out, in]`, the gates' rows before those of `up`."""
-    return torch.cat(parts, dim=1)
-
-
-def _alternating_experts(parts: list[Tensor]) -> Tensor:
-    """Return experts' weights `[experts, in, out]` or biases `[experts, out]`, a row of `up` behind
-    every gate's."""
-    rows = torch.stack(parts, dim=2).flatten(1, 2)
-    return rows.transpose(1, 2) if rows.ndim > 2 else rows

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstitch_gguf import gguf_hybrids as hybrids
 from kvstitch_gguf.gguf_file import GgufHeader
 
 
@@ -29,6 +30,9 @@ class GgufFamily:
     rotates_part: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
     alternates: bool = False
+    hybrid: bool = False
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    needs: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Keys without the architecture's name → fields of config.json, in every family.
@@ -60,6 +64,10 @@ _QWEN_EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     **_EXPERTS_USED,
 }
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
+    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+}  # fmt: skip
 _COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 _SOFT_CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -99,11 +107,31 @@ FAMILIES: dict[str, tuple[GgufFamily, ...]] = {
                    window_period=2, yarn={"truncate": False}, alternates=True),
     ),
     "granite": (
-        GgufFamily("granite", "Granite 3",
-                   {"attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
-                    "embedding_scale": "embedding_multiplier",
-                    "residual_scale": "residual_multiplier"},
-                   switches=_BIASES, turns_pairs=True),
+        GgufFamily("granite", "Granite 3", _MULTIPLIERS, switches=_BIASES, turns_pairs=True),
+    ),
+    "granitehybrid": (
+        GgufFamily("granitemoehybrid", "Granite 4 with experts",
+                   {**_MULTIPLIERS, **_LOCAL_EXPERTS, **hybrids.GRANITE}, marked_by="expert_count",
+                   turns_pairs=True, hybrid=True, places=hybrids.GRANITE_MOE_PLACES),
+        GgufFamily("granitemoehybrid", "Granite 4", {**_MULTIPLIERS, **hybrids.GRANITE},
+                   fixed={"num_local_experts": 0, "num_experts_per_tok": 0},
+                   turns_pairs=True, hybrid=True, places=hybrids.GRANITE_PLACES),
+    ),
+    "lfm2": (
+        GgufFamily("lfm2", "LFM2", hybrids.LFM2, fixed={"block_auto_adjust_ff_dim": False},
+                   hybrid=True),
+    ),
+    "lfm2moe": (
+        GgufFamily("lfm2_moe", "LFM2 with experts", {**hybrids.LFM2_MOE, **_QWEN_EXPERTS},
+                   needs={"expert_gating_func": 2}, hybrid=True, places=hybrids.LFM2_MOE_PLACES),
+    ),
+    "nemotron_h": (
+        GgufFamily("nemotron_h", "Nemotron-H", hybrids.NEMOTRON, hybrid=True,
+                   places=hybrids.NEMOTRON_PLACES),
+    ),
+    "nemotron_h_moe": (
+        GgufFamily("nemotron_h", "Nemotron 3", hybrids.NEMOTRON_MOE, hybrid=True,
+                   places=hybrids.NEMOTRON_PLACES),
     ),
     "olmo2": (
         GgufFamily("olmo3", "OLMo 3", _WINDOW, marked_by=WINDOW, window_period=4,
@@ -122,6 +150,20 @@ FAMILIES: dict[str, tuple[GgufFamily, ...]] = {
     "qwen3moe": (
         GgufFamily("qwen3_moe", "Qwen3 with experts", _QWEN_EXPERTS, switches=_ATTENTION_BIAS,
                    fixed={"norm_topk_prob": True}),
+    ),
+    "qwen35": (
+        GgufFamily("qwen3_5_text", "Qwen3.5", hybrids.DELTA, norm_offset=1.0, rotates_part=True,
+                   hybrid=True, places=hybrids.DELTA_PLACES),
+    ),
+    "qwen35moe": (
+        GgufFamily("qwen3_5_moe_text", "Qwen3.5 with experts",
+                   {**hybrids.DELTA, **_QWEN_EXPERTS, **hybrids.DELTA_EXPERTS}, norm_offset=1.0,
+                   rotates_part=True, hybrid=True, places=hybrids.DELTA_PLACES),
+    ),
+    "qwen3next": (
+        GgufFamily("qwen3_next", "Qwen3-Next",
+                   {**hybrids.DELTA, **_QWEN_EXPERTS, **hybrids.DELTA_EXPERTS}, norm_offset=1.0,
+                   rotates_part=True, hybrid=True, places=hybrids.DELTA_PLACES),
     ),
     "smollm3": (GgufFamily("smollm3", "SmolLM3", switches=_BIASES, turns_pairs=True),),
 }  # fmt: skip

@@ -17,6 +17,52 @@ _EXPERT_KEYS = {"expert_count": 5, "expert_used_count": 2}
 _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 _WINDOW_KEY = {"attention.sliding_window": WINDOW}
 _HEAD_KEYS = {"attention.key_length": 64, "attention.value_length": 64}
+_MAMBA_KEYS = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.inner_size": 512,
+    "ssm.time_step_rank": 8, "attention.head_count_kv": [0, 2, 0], "context_length": 1 << 20,
+    "rope.dimension_count": 64, "rope.scaling.finetuned": False,
+}  # fmt: skip
+_MIXED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_GRANITE_HYBRID = {
+    **_MIXED, "shared_intermediate_size": 160, "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.6,
+    "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_expand": 2,
+    "num_local_experts": 0, "num_experts_per_tok": 0,
+}  # fmt: skip
+_GRANITE_KEYS = {
+    "attention.scale": 0.2, "embedding_scale": 3.0, "logit_scale": 0.7, "residual_scale": 0.6,
+    "expert_shared_feed_forward_length": 160,
+}  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 2,
+    "layer_norm_epsilon": 1e-5, "num_hidden_layers": None,
+}  # fmt: skip
+_LFM2 = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+         "block_auto_adjust_ff_dim": False}  # fmt: skip
+_LFM2_KEYS = {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+_DELTA_KEYS = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6,
+    "ssm.inner_size": 144, "full_attention_interval": 4, "rope.dimension_count": 16,
+    "rope.dimension_sections": [11, 11, 10, 0],
+    "attention.recurrent_layers": [True, True, True, False],
+}  # fmt: skip
+_DELTA_EXPERTS = {
+    **_DELTA, **_QWEN_EXPERTS, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+_DELTA_EXPERT_KEYS = {
+    **_DELTA_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": 96,
+    "expert_shared_feed_forward_length": 64,
+}  # fmt: skip
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
@@ -107,6 +153,53 @@ FAMILIES: dict[str, Family] = {
         {"attention.scale": 0.2, "embedding_scale": 3.0, "logit_scale": 0.7,
          "residual_scale": 0.6, "rope.dimension_count": 64},
     ),
+    "granite 4": Family(
+        hf.GraniteMoeHybridConfig, "granitehybrid", _GRANITE_HYBRID,
+        {**_MAMBA_KEYS, **_GRANITE_KEYS, "expert_count": 0},
+    ),
+    "granite 4 with experts and rope": Family(
+        hf.GraniteMoeHybridConfig, "granitehybrid",
+        {**_GRANITE_HYBRID, **_EXPERTS, "position_embedding_type": "rope"},
+        {**_MAMBA_KEYS, **_GRANITE_KEYS, **_EXPERT_KEYS, "rope.scaling.finetuned": True,
+         "context_length": 512},
+    ),
+    "lfm2": Family(hf.Lfm2Config, "lfm2", _LFM2, _LFM2_KEYS),
+    "lfm2_moe": Family(
+        hf.Lfm2MoeConfig, "lfm2moe",
+        {**_LFM2, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
+         "num_dense_layers": 1},
+        {**_LFM2_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": 96,
+         "leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    "nemotron_h": Family(
+        hf.NemotronHConfig, "nemotron_h",
+        {**_NEMOTRON, "layers_block_type": [
+            "linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+        {**_MAMBA_KEYS, **_HEAD_KEYS, "attention.layer_norm_epsilon": 1e-5,
+         "attention.head_count_kv": [0, 0, 2, 0, 0], "feed_forward_length": [0, 256, 0, 0, 256]},
+        drops=("rms_norm_eps", "rope_theta"),
+    ),
+    "nemotron_h with experts": Family(
+        hf.NemotronHConfig, "nemotron_h_moe",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+         "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+         "moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 64,
+         "routed_scaling_factor": 1.5},
+        {**_MAMBA_KEYS, **_HEAD_KEYS, "attention.layer_norm_epsilon": 1e-5,
+         "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 96],
+         "expert_count": 6, "expert_used_count": 2, "expert_group_count": 3,
+         "expert_group_used_count": 2, "expert_feed_forward_length": 96,
+         "expert_shared_feed_forward_length": 64, "expert_shared_count": 1,
+         "expert_weights_norm": True, "expert_weights_scale": 1.5},
+        drops=("rms_norm_eps", "rope_theta"),
+    ),
+    "qwen3_5": Family(hf.Qwen3_5TextConfig, "qwen35", _DELTA, {**_DELTA_KEYS, **_HEAD_KEYS}),
+    "qwen3_5_moe": Family(
+        hf.Qwen3_5MoeTextConfig, "qwen35moe", _DELTA_EXPERTS, {**_DELTA_EXPERT_KEYS, **_HEAD_KEYS}
+    ),
+    "qwen3_next": Family(
+        hf.Qwen3NextConfig, "qwen3next", _DELTA_EXPERTS, {**_DELTA_EXPERT_KEYS, **_HEAD_KEYS}
+    ),
     "olmo2": Family(hf.Olmo2Config, "olmo2"),
     "olmo3": Family(
         hf.Olmo3Config, "olmo2",
@@ -143,4 +236,4 @@ FAMILIES: dict[str, Family] = {
     ),
 }  # fmt: skip
 # llama.cpp writes no head of its own for these.
-ALWAYS_TIED = ("cohere", "cohere2", "gemma", "gemma2")
+ALWAYS_TIED = ("cohere", "cohere2", "gemma", "gemma2", "lfm2", "lfm2_moe")

@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM
 
 from tests_gguf.gguf_families import FAMILIES
+from tests_gguf.gguf_hybrids import HYBRIDS, hybrid_parts
 
 WIDTH = 256  # a row of the K and IQ types has at least one block of 256
 HEAD_DIM = 64
@@ -32,7 +33,11 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}Answer:{% endif %}"
 )
-ENDS = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
+ENDS = {
+    "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm", "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
+}  # fmt: skip
 PLACES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -59,8 +64,13 @@ PLACES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 # Families in which this norm stands behind attention, or is called as if it did.
-NORM_BEHIND_ATTENTION = ("gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3")
-TURNS_PAIRS = ("llama", "mixtral", "granite", "smollm3")
+NORM_BEHIND_ATTENTION = (
+    *("gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+TURNS_PAIRS = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3")
+# Norms are written with what the family adds to them.
+ADDS_ONE = ("gemma", "qwen3_5", "qwen3_next")
 CAN_BE_WRITTEN = (
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0,
     Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4,
@@ -134,7 +144,8 @@ def write_gguf(
             continue
         shape = tuple(empty.shape)
         if len(shape) == 1 or "norm" in weight or weight.endswith("bias"):
-            added = float("norm" in weight and config.model_type.startswith("gemma"))
+            adds = config.model_type.startswith(ADDS_ONE) and "linear_attn" not in weight
+            added = float("norm" in weight and adds)
             mean = float("norm" in weight) - added
             values = rng.normal(mean, 0.1, shape).astype(np.float32)
             held[weight] = torch.tensor(values)
@@ -226,6 +237,9 @@ def _parts(name: str, values: NDArray[Any], config: Any) -> dict[str, NDArray[An
     if module in ENDS:
         return {f"{ENDS[module]}.{kind}": values}
     _, _, layer, within = name.split(".", 3)
+    own = hybrid_parts(within, values, config) if config.model_type in HYBRIDS else None
+    if own is not None:
+        return {f"blk.{layer}.{place}": part for place, part in own.items()}
     if within.startswith("mlp.experts.gate_up_proj"):
         kind = "bias" if within.endswith("bias") else "weight"
         if config.model_type == "gpt_oss":

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch.service.errors import ModelRefused
 from kvstitch.service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
+from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_config import config_of
 from kvstitch_gguf.gguf_families import FAMILIES as TABLE
 from kvstitch_gguf.gguf_families import architectures_of, family_of
@@ -23,8 +25,8 @@ from tests_gguf.gguf_models import PROMPT, expected, served
 
 def test_every_served_family_is_read_and_tested() -> None:
     read = {name for name in SERVED_AS_FOLDERS if architectures_of(name)}
-    # Ministral is written as llama, without its windows; families of this year are not read.
-    kinds = ("latent.", "delta.", "mamba.", "convolutional.", "gemma4.")
+    # Ministral is written as llama, without its windows; latent attention and Gemma 4 are not read.
+    kinds = ("latent.", "gemma4.")
     unread = {name for name, place in SERVED_AS_FOLDERS.items() if place.startswith(kinds)}
     assert read == set(SERVED_AS_FOLDERS) - {"ministral"} - unread
     tested = {(about.architecture, about.config.model_type) for about in FAMILIES.values()}
@@ -112,3 +114,24 @@ def test_phi_s_long_rope(tmp_path: Path, length: int) -> None:
     prompt = (PROMPT * 8)[:length]
     logits = expected(config, weights, prompt)
     assert_close("gguf longrope", prefill_ids(decoder, prompt).logits, logits, 1e-4)
+
+
+def test_a_block_that_guesses_further_tokens_is_left_out(tmp_path: Path) -> None:
+    """Files of Qwen3.5 hold one behind the model; older ones do not say which layers attend."""
+    config = tiny_config("qwen3_5", tied=False)
+    weights = write_gguf(
+        tmp_path / "tiny.gguf", config, family="qwen3_5",
+        keys={"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": None},
+        tensors={"blk.4.nextn.eh_proj.weight": np.ones((WIDTH, 2 * WIDTH), np.float32)},
+    )  # fmt: skip
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    logits = expected(config, weights)
+    assert_close("gguf mtp", prefill_ids(decoder, PROMPT).logits, logits, 1e-4)
+
+
+def test_experts_of_lfm2_that_are_chosen_in_another_way(tmp_path: Path) -> None:
+    config = tiny_config("lfm2_moe")
+    keys = {"expert_gating_func": 1}
+    write_gguf(tmp_path / "tiny.gguf", config, keys=keys)
+    with pytest.raises(ModelRefused, match=r"lfm2moe\.expert_gating_func to 1, and 2 is served"):
+        check(read_header(tmp_path / "tiny.gguf"))
