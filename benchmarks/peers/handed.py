@@ -5,8 +5,8 @@
 One vLLM with kvstitch's connector serves both; a third contestant is kvstitch's own engine. Asks
 
     one at a time   prompts of 8 and of 32 known documents in new orders: TTFT and TPOT by prompt
-    the same texts  of --texts prompts: vLLM alone, vLLM eight at a time, vanilla handed over;
-                    question_scout handed over, and decoded by kvstitch's own engine
+    the same texts  of --texts prompts: vLLM alone, eight at a time, in steps of 256 tokens and not
+                    compiled; vanilla handed over; question_scout handed over and by the own engine
     16 at once      prompts that both have answered before: tokens a second
 """
 
@@ -44,6 +44,19 @@ SCOUT, VANILLA = "question_scout", "vanilla"
 SIZES = {"1K": 8, "4K": 32}
 """Documents of a prompt by the name of its length."""
 TOGETHER, AT_ONCE = 8, 16
+OTHER_VLLMS = {"in steps of 256 tokens": ("--max-num-batched-tokens", "256"),
+               "not compiled": ("--enforce-eager",)}  # fmt: skip
+
+
+class OtherVllm(VllmServer):
+    """vLLM alone with other options (the last of a name counts): it rounds in another way."""
+
+    def __init__(self, conditions: Conditions, options: Sequence[str]) -> None:
+        super().__init__(conditions)
+        self._options = options
+
+    def command(self, port: int) -> Sequence[str]:
+        return [*super().command(port), *self._options]
 
 
 class ConnectedVllm(VllmServer):
@@ -63,7 +76,8 @@ class HandingKvstitch(KvstitchServer):
         self.name += " handed over" if vllm else ""
 
     def environment(self) -> Mapping[str, str]:
-        own = {"KVSTITCH_PLUGINS": "kvstitch_vllm.plugin", "KVSTITCH_DTYPE": "bfloat16"}
+        dtype = self.conditions.dtype
+        own = {"KVSTITCH_PLUGINS": "kvstitch_vllm.plugin", "KVSTITCH_DTYPE": dtype}
         handing = {"KVSTITCH_ENGINE": "vllm", "KVSTITCH_ENGINE_URL": self._vllm}
         return {**super().environment(), **own, **(handing if self._vllm else {})}
 
@@ -117,7 +131,7 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
     encoder = Encoder(args.model)
     conditions = Conditions(
         args.model.resolve(), folder, args.threads, args.context, args.cache_mib,
-        begins=encoder.answer_prefix, step_tokens=args.context,
+        begins=encoder.answer_prefix, step_tokens=args.context, dtype=args.dtype,
     )  # fmt: skip
     with ExitStack() as opened:
         vllm: VllmServer = opened.enter_context(_running(ConnectedVllm(conditions), say))
@@ -162,11 +176,6 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
             "vLLM, eight at a time": together(vllm, texts, args.tokens, TOGETHER),
             "vanilla handed over": [ask(handing, p, args.tokens, VANILLA) for p in texts],
         }
-        result["same text as vLLM alone"] = {
-            name: f"{sum(a.text == b for a, b in zip(answers, alone, strict=True))} of {len(texts)}"
-            for name, answers in others.items()
-        }
-        say(str(result["same text as vLLM alone"]))
         scouted = [
             (ask(handing, p, args.tokens).text, ask(own, p, args.tokens, SCOUT).text) for p in texts
         ]
@@ -180,7 +189,14 @@ def measure(args: argparse.Namespace, folder: Path, say: Any) -> dict[str, Any]:
                 rate = sum(a.tokens for a in answers) / (time.perf_counter() - began)
             rates[server.name] = round(rate, 2)
         result["tokens a second, 16 at once, prompts known"] = rates
-        return result
+    for name, options in OTHER_VLLMS.items():
+        with _running(OtherVllm(conditions, options), say) as other:
+            others[f"vLLM, {name}"] = [ask(other, p, args.tokens) for p in texts]
+    result["same text as vLLM alone"] = {
+        name: f"{sum(a.text == b for a, b in zip(answers, alone, strict=True))} of {len(texts)}"
+        for name, answers in others.items()
+    }
+    return result
 
 
 def _ratios(rows: Sequence[tuple[int, Answer, Answer, Answer]]) -> dict[str, Any]:
@@ -225,6 +241,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=5120)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache-mib", type=int, default=2048, help="for KV, of every server")
+    parser.add_argument("--dtype", default="bfloat16", help="(no bfloat16 instructions: float32)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(given)

@@ -29,9 +29,6 @@ from kvstitch_tune.case import NEXT
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import describe
 
-REPEAT = "\n\nRepeat the previous context:"
-"""QCFuse's instruction: what is important in a document is what is needed to repeat it."""
-
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -66,9 +63,8 @@ def main(given: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     tokenizer = tokenizer_of(args.model)
-    repeat = tokenizer.encode_text(REPEAT)
     modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
-    configurations = [*real(repeat), *behind(modes, repeat)]
+    configurations = [*real(), *behind(modes)]
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.quality.qcfuse import QCFuse
 from kvstitch.service.worker.api import (
     A3,
     CacheBlend,
@@ -138,12 +137,8 @@ class RandomRows(DenseMethod):
         return union(candidates[order[: share_of(layout, self.ratio)]], layout.question_rows)
 
 
-def real(instruction: Sequence[int]) -> list[Configuration]:
-    """Full prefill first; the others by family, and by what they cost.
-
-    Args:
-        instruction: token ids that ask to repeat what stands before them, for QCFuse.
-    """
+def real() -> list[Configuration]:
+    """Full prefill first; the others by family, and by what they cost."""
     return [
         Configuration("full prefill", Vanilla(), prefix_mode="none"),
         Configuration("full_reuse", FullReuse(), prefix_mode="none"),
@@ -157,36 +152,33 @@ def real(instruction: Sequence[int]) -> list[Configuration]:
         Configuration("a3", A3(RATIO, selection_layer=8), "r=0.15", "layer 8"),
         *(Configuration("cacheblend", CacheBlend(ratio), f"r={ratio:g}") for ratio in RATIOS),
         *(_scout(QuestionScout(ratio)) for ratio in RATIOS),
-        *_rivals(instruction),
+        *_rivals(),
         *_storage(),
     ]
 
 
-def behind(modes: Iterable[str], instruction: Sequence[int]) -> list[Configuration]:
+def behind(modes: Iterable[str]) -> list[Configuration]:
     """What is measured with chunks precomputed behind other documents.
 
     Args:
         modes: names of the prompts' own ways to choose these (`Prompt.behind`).
-        instruction: as of `real`.
     """
-    return [replace(c, prefix_mode=mode) for mode in modes for c in _compared(instruction)]
+    return [replace(c, prefix_mode=mode) for mode in modes for c in _compared()]
 
 
-def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:
+def _compared() -> Iterator[Configuration]:
     yield Configuration("pie", Pie())
     yield Configuration("a3", A3(RATIO), f"r={RATIO:g}")
     yield Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}")
     yield Configuration("legolink", LegoLink(9, 9), "k=9")  # 15 % of eight passages of 120 tokens
-    yield from _rivals(instruction)
+    yield from _rivals()
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
     for codec in ("int8", "k8v8", "k8v4", "int4"):
         yield replace(_scout(QuestionScout(RATIO)), codec=codec)
 
 
-def _rivals(instruction: Sequence[int]) -> Iterator[Configuration]:
-    qcfuse = QCFuse(RATIO, tuple(instruction))
-    yield Configuration("qcfuse", qcfuse, f"r={RATIO:g}")
+def _rivals() -> Iterator[Configuration]:
     for name, parameters in RIVALS.items():
         ratio = 0.05 if name == "relaxkv" else RATIO
         method = make_fusion(name, {"ratio": ratio, **parameters})

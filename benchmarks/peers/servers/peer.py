@@ -26,6 +26,7 @@ class Conditions:
         slots: prompts that llama.cpp computes together; the others decide that themselves.
         step_tokens: that vLLM computes in one step; None: its own default.
         whole_answers: every answer has all of `max_tokens`.
+        dtype: of weights and KV, where a server can be told.
     """
 
     model: Path
@@ -37,6 +38,7 @@ class Conditions:
     slots: int = 1
     step_tokens: int | None = None
     whole_answers: bool = False
+    dtype: str = "bfloat16"
 
     @property
     def answer_fields(self) -> Mapping[str, Any]:

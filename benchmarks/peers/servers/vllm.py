@@ -36,7 +36,7 @@ class VllmServer(OwnProcess):
         return [
             *(python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.conditions.model), "--served-model-name", SERVED),
-            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", self.conditions.dtype),
             *("--max-model-len", str(self.conditions.context)),
             *(() if step is None else ("--max-num-batched-tokens", str(step))),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
@@ -54,5 +54,6 @@ class VllmServer(OwnProcess):
     def about(self) -> About:
         version = httpx.get(f"{self.url}/version", timeout=30.0).json()["version"]
         step = self.conditions.step_tokens or "its default number of"
-        settings = f"OpenAI server, prefix caching, bfloat16, compiled, {step} tokens a step"
+        dtype = self.conditions.dtype
+        settings = f"OpenAI server, prefix caching, {dtype}, compiled, {step} tokens a step"
         return About(str(version), settings)
