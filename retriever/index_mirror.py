@@ -23,7 +23,7 @@ class IndexMirror:
     ) -> None:
         self._catalog = catalog
         self._index = index
-        self._embedder = embedder
+        self.embedder = embedder
         self._directory = directory
         self._state: CatalogState | None = None
 
@@ -31,7 +31,7 @@ class IndexMirror:
         """Load the saved index if it mirrors the catalog, else rebuild it."""
         reason = self._load()
         if reason is not None:
-            self._rebuild()
+            self.rebuild()
         return reason
 
     @property
@@ -43,11 +43,11 @@ class IndexMirror:
         """Apply what other processes have changed; rebuild the index if that is not known."""
         while True:
             since = self._state and self._catalog.changes_since(
-                self._state, space_of(self._embedder)
+                self._state, space_of(self.embedder)
             )
             if not since:
                 logger.warning("the catalog changed without this index; rebuilding it")
-                self._rebuild()
+                self.rebuild()
                 return
             state, changes = since
             for change in changes:
@@ -71,13 +71,13 @@ class IndexMirror:
         """Record that the index mirrors `state`; rebuild it if a change was missed."""
         if self._state is None or state.generation > self._state.generation + 1:
             logger.warning("the catalog changed without this index; rebuilding it")
-            self._rebuild()
+            self.rebuild()
         self._state = state
 
     def save(self) -> None:
         """Write the index, so that the next start need not rebuild it."""
         if self._directory is not None and self._state is not None:
-            space, state = space_of(self._embedder), self._state
+            space, state = space_of(self.embedder), self._state
             self._index.save(self._directory, space, state.generation, state.token)
 
     def _load(self) -> str | None:
@@ -85,14 +85,14 @@ class IndexMirror:
         if self._directory is None:
             return "the index is not saved"
         try:
-            manifest = self._index.load(self._directory, space_of(self._embedder))
+            manifest = self._index.load(self._directory, space_of(self.embedder))
         except IndexMissing as error:
             return str(error)
         except (IndexFileError, EmbedderMismatch) as error:
             logger.warning("rebuilding the index from the catalog: %s", error)
             return str(error)
         saved = CatalogState(manifest.generation, manifest.token)
-        known = self._catalog.changes_since(saved, space_of(self._embedder))
+        known = self._catalog.changes_since(saved, space_of(self.embedder))
         if saved != self._catalog.state() and known is None:
             return "the saved index mirrors another state of the catalog"
         self._state = saved
@@ -100,8 +100,9 @@ class IndexMirror:
             self.catch_up()
         return None
 
-    def _rebuild(self) -> None:
-        space = space_of(self._embedder)
+    def rebuild(self) -> None:
+        """Make the index anew of what the catalog holds."""
+        space = space_of(self.embedder)
         state = self._catalog.state()
         self._index.reset(space.dim)
         for scope, ids, vectors in self._catalog.vectors(space):

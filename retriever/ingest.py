@@ -19,7 +19,7 @@ from kvstitch.retriever.analysis.spelling import clean
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.chunking import ChunkSettings, ChunkSpan
 from kvstitch.retriever.documents import Document, Mark, document_revision, validate_document
-from kvstitch.retriever.embedders import Embedder, Vectors
+from kvstitch.retriever.embedders import Embedder, EmbeddingSpace, Vectors, space_of
 from kvstitch.retriever.errors import (
     EmbedderError,
     InvalidDocument,
@@ -43,14 +43,15 @@ class EmbeddedDocument(Document):
     revision: str = ""
     spans: list[ChunkSpan] = field(default_factory=list)
     vectors: Vectors | None = None
+    space: EmbeddingSpace | None = None  # of the vectors
     error: RetrieverError | None = None
     title_cut: bool = False
 
     def texts(self, start: int = 0, count: int | None = None) -> list[str]:
         """Return the texts to embed of some chunks. They contain the title and the headings above
         the chunk: without these it may not name its topic."""
-        texts = []
         part = slice(start, None if count is None else start + count)
+        texts = []
         for span, path in zip(self.spans[part], self._heading_paths[part], strict=True):
             parts = [self.title, path, span.text(self.text)]
             texts.append(clean("\n".join(part for part in parts if part)))
@@ -66,7 +67,7 @@ class DocumentEmbedder:
 
     def __init__(self, catalog: Catalog, embedder: Embedder, chunking: ChunkSettings) -> None:
         self._catalog = catalog
-        self._embedder = embedder
+        self.embedder = embedder
         self._chunking = chunking
 
     def embed(self, documents: Iterable[EmbeddedDocument]) -> Iterator[EmbeddedDocument]:
@@ -91,16 +92,16 @@ class DocumentEmbedder:
     def split(self, item: EmbeddedDocument, stopped: Callable[[], bool] | None = None) -> None:
         """Split a document that `embed_part` embeds; it gets no chunks if it is stored."""
         if self._split(item, stopped=stopped):
-            item.vectors = np.zeros((len(item.spans), self._embedder.dim), dtype=np.float32)
+            item.space = space_of(self.embedder)
+            item.vectors = np.zeros((len(item.spans), item.space.dim), dtype=np.float32)
 
     def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of a document that was split, from this one on."""
         assert item.vectors is not None
-        item.vectors[start : start + count] = self._vectors(item.texts(start, count))
-
-    def _vectors(self, texts: Iterable[str]) -> Vectors:
-        prompt = self._embedder.prompts.document
-        return self._embedder.embed([prompt + text for text in texts])
+        embedder = self.embedder
+        if item.space == space_of(embedder):  # else it is embedded anew when it is stored
+            vectors = embed_documents(embedder, item.texts(start, count))
+            item.vectors[start : start + count] = vectors
 
     def _split(
         self,
@@ -136,7 +137,8 @@ class DocumentEmbedder:
         if not items:
             return
         try:
-            vectors = self._vectors(text for item in items for text in item.texts())
+            embedder = self.embedder
+            vectors = embed_documents(embedder, (t for item in items for t in item.texts()))
         except Exception as error:
             if len(items) == 1:
                 if not isinstance(error, EmbedderError):
@@ -149,8 +151,14 @@ class DocumentEmbedder:
         start = 0
         for item in items:
             end = start + len(item.spans)
-            item.vectors = vectors[start:end]
+            item.vectors, item.space = vectors[start:end], space_of(embedder)
             start = end
+
+
+def embed_documents(embedder: Embedder, texts: Iterable[str]) -> Vectors:
+    """Embed texts that may answer questions: `[texts, dim]`. Raises EmbedderError."""
+    prompt = embedder.prompts.document
+    return embedder.embed([prompt + text for text in texts])
 
 
 SEPARATOR = " > "

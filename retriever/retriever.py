@@ -13,9 +13,11 @@ others' changes: a search sees all that was committed before it began.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,18 +26,28 @@ from kvstitch.retriever.analysis.spelling import clean
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.chunking import ChunkSettings
 from kvstitch.retriever.documents import DocFilter, Document, IngestResult, Passage, SearchMode
-from kvstitch.retriever.embedders import Embedder, Vectors, space_of
+from kvstitch.retriever.embedders import Embedder, FindEmbedder, Vectors, space_of
 from kvstitch.retriever.errors import EmbedderMismatch, RetrieverError, Unreachable
 from kvstitch.retriever.index.scope_index import BuildStopped, Stopped
 from kvstitch.retriever.index.vector_index import EXACT_UP_TO, ReadWriteLock, VectorIndex
 from kvstitch.retriever.index.vector_search import VectorSearch
 from kvstitch.retriever.index_mirror import IndexMirror
-from kvstitch.retriever.ingest import DocumentEmbedder, EmbeddedDocument
+from kvstitch.retriever.ingest import DocumentEmbedder, EmbeddedDocument, embed_documents
 from kvstitch.retriever.prefixes.prefix_chunks import PrefixChunks
 from kvstitch.retriever.relevance import evidence, relevance, weighty_words
 from kvstitch.retriever.scope import DEFAULT_SCOPE, Scope
 from kvstitch.retriever.search import CANDIDATES, MOST_OF_A_WORD, check_query, combine, exact_first
 from kvstitch.retriever.sql.database import Database
+from kvstitch.retriever.vector_renewal import VectorRenewal, forget_others
+
+logger = logging.getLogger(__name__)
+
+
+class QueryVector(NamedTuple):
+    """A query as an embedder sees it, `[dim]`."""
+
+    vector: Vectors
+    made_by: Embedder
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,9 @@ class Retriever:
     ) -> None:
         self.catalog = catalog
         self.index = index
-        self._embedder = embedder
+        self.embedder = embedder  # that answers
+        self.renewal: VectorRenewal | None = None  # for the one that is to answer next
+        self.former: FindEmbedder = lambda space: None
         self.embedding = DocumentEmbedder(catalog, embedder, chunking)
         self._mirror = mirror or IndexMirror(catalog, index, embedder, index_dir)
         self.prefix_chunks = PrefixChunks(catalog, index)
@@ -86,24 +100,38 @@ class Retriever:
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
-        """Load the saved index if it mirrors the catalog, else rebuild it from the catalog."""
-        self._embedder.start()
+        """Load the saved index if it mirrors the catalog, else rebuild it from the catalog. Over
+        documents of another embedder that one answers until `rebuild_indexes` has embedded them;
+        raises EmbedderMismatch where it is not found, or others share the catalog."""
+        self.embedder.start()
         self.catalog.start()
-        space = space_of(self._embedder)
-        if others := [str(other) for other in self.catalog.spaces() if other != space]:
-            raise EmbedderMismatch(
-                f"documents were embedded by {', '.join(others)}, the embedder is {space}; start "
-                "with that embedder, or ingest the documents into an empty folder"
-            )
+        space = space_of(self.embedder)
+        forget_others(self.catalog.database, space)
+        if others := [other for other in self.catalog.spaces() if other != space]:
+            alone = len(others) == 1 and not self.catalog.shared
+            if (former := self.former(others[0]) if alone else None) is None:
+                raise EmbedderMismatch(
+                    f"documents were embedded by {', '.join(map(str, others))}, the embedder is "
+                    f"{space}; start with that embedder, or ingest the documents into an empty "
+                    "folder. They are embedded anew in the background where the former embedder is "
+                    "found, to answer meanwhile, and no database is shared"
+                )
+            self.renewal = VectorRenewal(self.catalog.database, self.embedder)
+            self._answer_with(former)
         self.catalog.purge()  # documents that the last process removed but did not purge
         with self._consistency.write():
             reason = self._mirror.start()
         return StartReport(len(self.index), reason)
 
+    def _answer_with(self, embedder: Embedder) -> None:
+        self.embedder = self.embedding.embedder = self._mirror.embedder = embedder
+
     def close(self) -> None:
         """Release everything. It saves nothing: call `save` first."""
         self.catalog.close()
-        self._embedder.close()
+        self.embedder.close()
+        if self.renewal is not None:
+            self.renewal.embedder.close()
 
     def ingest(
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
@@ -123,8 +151,10 @@ class Retriever:
             if item.error is not None:
                 return IngestResult(doc_id, "failed", error=item.error)
             assert item.vectors is not None
-            space = space_of(self._embedder)
             with self._consistency.write():
+                space = space_of(self.embedder)
+                if item.space not in (None, space):  # another embedder has begun to answer
+                    item.vectors = embed_documents(self.embedder, item.texts())
                 done = self.catalog.upsert(
                     item, item.revision, item.spans, item.vectors, space, scope=scope
                 )
@@ -143,7 +173,7 @@ class Retriever:
         *,
         scope: Scope = DEFAULT_SCOPE,
         mode: SearchMode = "dense",
-        vector: Vectors | None = None,
+        vector: QueryVector | None = None,
     ) -> list[Passage]:
         """Find the best passages of a scope, ties by chunk_id."""
         check_query(query, top_k, mode)
@@ -162,7 +192,9 @@ class Retriever:
                 most = MOST_OF_A_WORD * sum(rarity.values())
             allowed = self.catalog.allowed_chunks(doc_filter, scope=scope)
             if vector is not None:
-                hits = self.index.search(vector, wanted, allowed, scope=scope)
+                if vector.made_by is not self.embedder:
+                    vector = self.embed_query(query)
+                hits = self.index.search(vector.vector, wanted, allowed, scope=scope)
                 # Rounding can make the cosine of equal vectors slightly larger than 1.
                 dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
             if mode != "dense":
@@ -190,20 +222,19 @@ class Retriever:
             return None
         rarity = self.catalog.rarity(weighty_words(query), scope=scope)
         found = evidence(query, rarity, passages)
-        return None if found is None else relevance(found, self._embedder.name)
+        return None if found is None else relevance(found, self.embedder.name)
 
-    def embed_query(self, query: str) -> Vectors:
-        """Embed a query for `search`: `[dim]`. Raises as `search`."""
+    def embed_query(self, query: str) -> QueryVector:
+        """Embed a query for `search`. Raises as `search`."""
         check_query(query)
-        cleaned = clean(query)
+        cleaned, embedder = clean(query), self.embedder
         asked = question_of(cleaned)
-        prompt = self._embedder.prompts.query
+        prompt = embedder.prompts.query
         if asked is None:
-            only: Vectors = self._embedder.embed([prompt + cleaned])[0]
-            return only
-        whole, question = self._embedder.embed([prompt + cleaned, prompt + asked])
+            return QueryVector(embedder.embed([prompt + cleaned])[0], embedder)
+        whole, question = embedder.embed([prompt + cleaned, prompt + asked])
         both: Vectors = whole + question
-        return both / np.linalg.norm(both)
+        return QueryVector(both / np.linalg.norm(both), embedder)
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Remove documents; ids that are unknown, or hidden from the scope's view, are ignored.
@@ -224,18 +255,38 @@ class Retriever:
 
     def indexes_overdue(self) -> bool:
         """Return whether there is something to do for `rebuild_indexes`."""
-        return bool(self.index.overdue()) or self.catalog.words_outdated()
+        return any((self.renewal, self.index.overdue(), self.catalog.words_outdated()))
 
     def rebuild_indexes(self, stopped: Stopped = lambda: False) -> bool:
-        """Give scopes whose vector index does not suit their size one that does."""
+        """Renew words and vectors, and give scopes whose vector index does not suit their size one
+        that does. Raises EmbedderError."""
         self.catalog.renew_words(stopped)
+        renewed = self._renew_vectors(stopped)
         overdue = self.index.overdue()
         try:
             for scope in overdue:
                 self.index.rebuild(scope, stopped)
         except BuildStopped:
-            return False
-        return bool(overdue)
+            return renewed
+        return renewed or bool(overdue)
+
+    def _renew_vectors(self, stopped: Stopped) -> bool:
+        """Have the embedder that is to answer next do so, once it has embedded everything."""
+        while (renewal := self.renewal) is not None and not stopped():
+            try:
+                if renewal.step():
+                    continue
+            except RetrieverError as error:
+                renewal.failure = str(error)
+                raise
+            with self._consistency.write():
+                if renewal.finish():
+                    self.renewal = None
+                    self._answer_with(renewal.embedder)
+                    self._mirror.rebuild()
+                    logger.info("%s answers from now on", space_of(self.embedder))
+                    return True
+        return False
 
     def purge(self) -> None:
         """Save, and make sure that no file holds anything of removed or replaced documents."""

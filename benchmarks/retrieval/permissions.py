@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
 from kvstitch.retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
 from kvstitch.retriever.embedders import CountedVectors, Prompts, Vectors
+from kvstitch.retriever.retriever import QueryVector
 from kvstitch.retriever.scope import EVERYTHING, View, joined_readers
 from kvstitch_tune.records import describe
 
@@ -163,7 +164,7 @@ def _try(
     retriever: Retriever,
     pairs: Sequence[tuple[frozenset[str], int]],
     questions: Sequence[Asked],
-    vectors: Sequence[Vectors],
+    vectors: Sequence[QueryVector],
     history: ReaderHistory,
     begins: Callable[[], None],
 ) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def _costs(
     retriever: Retriever,
     pairs: Sequence[tuple[frozenset[str], int]],
     questions: Sequence[Asked],
-    vectors: Sequence[Vectors],
+    vectors: Sequence[QueryVector],
 ) -> dict[str, dict[str, float]]:
     """Return medians of milliseconds per search, in turns, by what is searched and by mode."""
     times: dict[str, dict[str, list[float]]] = {}

@@ -118,16 +118,9 @@ class Catalog:
                 removed = storing.remove(write, scope_id, [old.document], self._words)
                 kept = CarriedOver(old.created, bool(old.pinned), writers)
             storing.insert(
-                write,
-                scope_id,
-                document,
-                revision=revision,
-                kept=kept,
-                spans=spans,
-                embedded=vectors,
-                space_id=storing.space_id(write, space),
-                words=self._words,
-            )
+                write, scope_id, document, revision=revision, kept=kept, spans=spans,
+                embedded=vectors, space_id=storing.space_id(write, space), words=self._words,
+            )  # fmt: skip
             stored = queries.chunks_of(write, scope_id, document.doc_id)
             state = storing.advance(write, scope, removed, [chunk.chunk_id for chunk in stored])
             status: Literal["created", "updated"] = "created" if old is None else "updated"
@@ -437,6 +430,12 @@ class Catalog:
                 readers = readable(read, scope_id, scope.view)
                 query = query.where(documents.c.scope_id == scope_id, of_readers(readers))
             return CorpusCounts(*read.execute(query).one())
+
+    def newest_texts(self, limit: int) -> list[str]:
+        """Return how the texts begin that were stored last, of all tenants: 1,000 characters."""
+        query = select(func.substr(documents.c.text, 1, 1000))
+        with self.database.read() as read:
+            return [*read.scalars(query.order_by(documents.c.document.desc()).limit(limit))]
 
     def pinned(self) -> list[tuple[Scope, str]]:
         """Return (scope, doc_id) of all pinned documents of all tenants."""

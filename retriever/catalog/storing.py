@@ -69,20 +69,12 @@ def insert(
 ) -> None:
     """Store a new document with its chunks, vectors and index words."""
     row = {
-        "scope_id": scope_id,
-        "doc_id": document.doc_id,
-        "revision": revision,
-        "space_id": space_id,
-        "created": kept.created,
-        "updated": time.time(),
-        "num_chars": len(document.text),
-        "pinned": int(kept.pinned),
-        "title": document.title,
-        "metadata": canonical_metadata(document.metadata),
-        "text": document.text,
-        "readers": document.readers,
-        "writers": kept.writers,
-    }
+        "scope_id": scope_id, "doc_id": document.doc_id, "revision": revision,
+        "space_id": space_id, "created": kept.created, "updated": time.time(),
+        "num_chars": len(document.text), "pinned": int(kept.pinned), "title": document.title,
+        "metadata": canonical_metadata(document.metadata), "text": document.text,
+        "readers": document.readers, "writers": kept.writers,
+    }  # fmt: skip
     if write.dialect.name == "postgresql":
         # Folded here: what PostgreSQL folds depends on its locale.
         row |= {"folded_id": document.doc_id.casefold(), "folded_title": document.title.casefold()}
@@ -192,13 +184,9 @@ def drop_if_empty(write: Connection, scope_id: int, words: FullText) -> None:
 
 def space_id(write: Connection, space: EmbeddingSpace) -> int:
     """Return the number of an embedding space, which is created if it does not exist."""
-    query = select(spaces.c.space_id).where(
-        spaces.c.name == space.name, spaces.c.revision == space.revision, spaces.c.dim == space.dim
-    )
-    found = write.scalar(query)
+    found = write.scalar(select(spaces.c.space_id).filter_by(**asdict(space)))
     if found is None:
-        values = {"name": space.name, "revision": space.revision, "dim": space.dim}
-        found = write.scalar(spaces.insert().returning(spaces.c.space_id), values)
+        found = write.scalar(spaces.insert().returning(spaces.c.space_id), asdict(space))
     return int(found)
 
 

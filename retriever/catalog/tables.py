@@ -75,6 +75,11 @@ def without_owners_of_primers(connection: sa.Connection) -> None:
     )
 
 
+def without_next_vectors(connection: sa.Connection) -> None:
+    """A change of the embedder was refused."""
+    next_vectors.create(connection, checkfirst=False)
+
+
 NAMESPACE = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
 
@@ -139,12 +144,16 @@ chunks = sa.Table(
     sa.UniqueConstraint("document", "ordinal"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-vectors = sa.Table(
-    "vectors", metadata,
-    _of_chunk(),
-    sa.Column("space_id", Number, sa.ForeignKey("spaces.space_id"), nullable=False),
-    *required(sa.LargeBinary, "vector"),
-)  # fmt: skip
+
+
+def _vectors(name: str) -> sa.Table:
+    space = sa.Column("space_id", Number, sa.ForeignKey("spaces.space_id"), nullable=False)
+    return sa.Table(name, metadata, _of_chunk(), space, *required(sa.LargeBinary, "vector"))
+
+
+vectors = _vectors("vectors")
+# Those of the embedder that is to answer next, of the chunks up to an id (see vector_renewal.py).
+next_vectors = _vectors("next_vectors")
 # Where pages, slides, sheets and headings begin in a document's text (see documents.py).
 marks = sa.Table(
     "marks", metadata,
@@ -233,7 +242,8 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
 
 
 _UPGRADES = {"catalog_4": from_0_2_0, "catalog_5": without_writers,
-             "catalog_6": without_owners_of_primers}  # fmt: skip
+             "catalog_6": without_owners_of_primers,
+             "catalog_7": without_next_vectors}  # fmt: skip
 SCHEMA = Schema("catalog", metadata, "catalog_1", _UPGRADES)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -81,6 +81,10 @@ class EmbeddingSpace:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.revision[:12]} ({self.dim} dimensions)"
+
+
+FindEmbedder = Callable[[EmbeddingSpace], Embedder | None]
+"""Starts the embedder of a space; None: there is none here."""
 
 
 def space_of(embedder: Embedder) -> EmbeddingSpace:

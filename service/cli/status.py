@@ -38,6 +38,8 @@ def _show(status: dict[str, Any]) -> None:
         jobs = ", ".join(f"{n} {name}" for name, n in sorted(corpus["jobs"].items())) or "none"
         shown.add_row("corpus", f"{corpus['documents']} documents, {corpus['chunks']} chunks")
         shown.add_row("jobs", jobs)
+    for sentence in status.get("advice", ()):
+        shown.add_row("advice", plain(sentence))
     worker = status["worker"]
     free = "?" if worker["pool_free"] is None else f"{100 * worker['pool_free']:.0f} %"
     shown.add_row("requests", f"{status['in_flight'] or 0} in flight; KV pool {free} free")

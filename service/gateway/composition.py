@@ -7,6 +7,7 @@ drain ── new requests are refused, open ones finish ── close
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from kvstitch.service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
 from kvstitch.service.gateway.search.async_retriever import (
     AsyncRetriever,
+    former_embedder,
     make_embedder,
     make_reranker,
 )
@@ -148,15 +150,15 @@ class Gateway:
         def current() -> Settings:
             return self.settings
 
-        embedder = embedder or make_embedder(settings)
         retriever = Retriever.in_folder(
             settings.data_dir,
-            embedder,
+            embedder or make_embedder(settings),
             self.prompts.chunking(),
             exact_up_to=settings.exact_vectors,
             database=self._databases.catalog,
             index=hooks().vector_index(settings=settings, database=self._databases.catalog),
         )
+        retriever.former = partial(former_embedder, settings)
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, current)
         prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings)
@@ -185,9 +187,7 @@ class Gateway:
         self.rerankings = RerankService(
             self.retriever, self.limiter, current, self.prompts.tokenizer
         )
-        self.embeddings = EmbeddingService(
-            embedder, self.retriever, self.limiter, current, self._tracing
-        )
+        self.embeddings = EmbeddingService(self.retriever, self.limiter, current, self._tracing)
         self.corpus = Corpus(
             database=self._databases.jobs,
             chunks=ChunkKVs(self.retriever, self.prompts, prefixes),

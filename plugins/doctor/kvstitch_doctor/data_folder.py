@@ -164,7 +164,8 @@ def _index(data_dir: Path, name: str, revision: str) -> Finding:
     if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
         made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
         return fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
-                    "start with that embedder, or ingest into an empty data folder")  # fmt: skip
+                    "start with that embedder, or let `serve` embed them anew, where it finds it; "
+                    "else ingest into an empty data folder")  # fmt: skip
     try:
         manifest = (data_dir / "index" / "manifest.json").read_text(encoding="utf-8")
         saved = json.loads(manifest)["generation"]

@@ -164,11 +164,15 @@ class IndexingStage:
             for (scope, _), group in groups.items():
                 await self._purges.add(scope, {each.doc_id: each.readers for each in group})
                 results = await self._retriever.store(group)
-                for each, result in zip(group, results, strict=True):
+                texts = [each.text for each in group]
+                said = await self._retriever.run(self._retriever.advice.warnings, texts)
+                for each, result, language in zip(group, results, said, strict=True):
                     if result.error is not None:
                         failed.append((each.item, str(result.error)))
                         continue
                     warnings = [*each.warnings, *([TITLE_CUT] if each.title_cut else [])]
+                    if language:
+                        warnings.append(ParseWarning("other_language", language))
                     warned.append(warnings)
                     indexed.append(replace(
                         each.item, change=result.status, chunks=len(result.chunks),

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from kvstitch.retriever import (
@@ -27,9 +28,11 @@ from kvstitch.retriever import (
     Reranker,
     Retriever,
 )
-from kvstitch.retriever.errors import RetrieverError
+from kvstitch.retriever.embedders import EmbeddingSpace, space_of
+from kvstitch.retriever.errors import EmbedderUnsupported, RetrieverError
 from kvstitch.service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from kvstitch.service.gateway.data_folder import DiskGuard, not_usable
+from kvstitch.service.gateway.search.embedder_advice import EmbedderAdvice
 from kvstitch.service.gateway.search.search_query import service_error
 from kvstitch.service.settings import Settings
 from kvstitch.service.shared.resources import behind_answers, give_back
@@ -41,6 +44,7 @@ logger = logging.getLogger(__name__)
 SEARCH_THREADS = 4
 SPLIT_THREADS = 2
 GIVE_BACK_S = 1.0
+RENEW_AGAIN_S = 60.0
 
 
 class AsyncRetriever:
@@ -56,6 +60,7 @@ class AsyncRetriever:
         self.retriever = retriever
         self.catalog = retriever.catalog
         self.reranker = reranker
+        self.advice = EmbedderAdvice(retriever)
         self._disk = disk
         self._index_keeper = _IndexKeeper(retriever)
         self._search_threads = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
@@ -185,7 +190,7 @@ class AsyncRetriever:
 
 class _IndexKeeper:
     """Gives large scopes an approximate vector index, beside searches and changes, and has words
-    made anew that another release has made.
+    made anew that another release has made, and vectors of another embedder.
     """
 
     def __init__(self, retriever: Retriever) -> None:
@@ -208,12 +213,16 @@ class _IndexKeeper:
             self._thread.join()
 
     def _rebuild(self) -> None:
-        try:
-            if self._retriever.rebuild_indexes(self._closing.is_set):
-                self._retriever.save()
-        except (RetrieverError, OSError, MemoryError) as error:
-            # The old index is searched further. The next change of documents tries again.
-            logger.warning("an index was not rebuilt: %s", error)
+        behind_answers()
+        while True:
+            try:
+                if self._retriever.rebuild_indexes(self._closing.is_set):
+                    self._retriever.save()
+            except (RetrieverError, OSError, MemoryError) as error:
+                # What is there is searched further. The next change of documents tries again.
+                logger.warning("an index was not rebuilt: %s", error)
+            if self._retriever.renewal is None or self._closing.wait(RENEW_AGAIN_S):
+                return
 
 
 def make_embedder(settings: Settings) -> Embedder:
@@ -226,6 +235,21 @@ def make_embedder(settings: Settings) -> Embedder:
             api_key=settings.embedder_key or None,
         )
     return LocalEmbedder(settings.embedder or None, dtype=settings.embedder_dtype)
+
+
+def former_embedder(settings: Settings, space: EmbeddingSpace) -> Embedder | None:
+    """Return the embedder of a space, started, if it is the default or lies beside models that were
+    fetched or beside `embedder`; None: it is not there."""
+    beside = settings.model_cache, Path(settings.embedder or settings.model_cache / "none").parent
+    for folder in (None, *(place / space.name for place in beside)):
+        made = LocalEmbedder(folder, dtype=settings.embedder_dtype)
+        try:
+            made.start()
+        except EmbedderUnsupported:
+            continue
+        if space_of(made) == space:
+            return made
+    return None
 
 
 def make_reranker(settings: Settings) -> Reranker | None:

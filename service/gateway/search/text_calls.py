@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvstitch.records.answers import RerankedText, Reranking, RerankResult, RerankUsage
 from kvstitch.retriever import Embedder
-from kvstitch.retriever.embedders import space_of
+from kvstitch.retriever.embedders import CountedVectors, space_of
 from kvstitch.retriever.errors import RerankerError, RetrieverError
 from kvstitch.service.errors import (
     InvalidRequest,
@@ -98,15 +98,12 @@ class EmbeddingService:
 
     def __init__(
         self,
-        embedder: Embedder,
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
         settings: Callable[[], Settings],
         tracing: Tracing,
     ) -> None:
-        """`embedder`: the retriever's, which starts and closes it."""
         self._tracing = tracing
-        self._embedder = embedder
         self._retriever = retriever
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embed-texts")
         self._limit = CallLimit(limiter, "/v1/embeddings")
@@ -121,7 +118,8 @@ class EmbeddingService:
         texts = _texts(request)
         check_texts(texts, "input", self._settings())
         self._retriever.require()
-        space = space_of(self._embedder)
+        embedder = self._retriever.retriever.embedder
+        space = space_of(embedder)
         if request.model not in (None, space.name):
             raise ModelNotFound(
                 f"the embedder here is {space.name!r}, not {request.model!r}", field="model"
@@ -137,7 +135,7 @@ class EmbeddingService:
         told = attributes_of("embeddings", space.name, embeddings__dimension__count=space.dim)
         try:
             with self._limit.place(call.principal.key_id):
-                vectors, tokens = await before_deadline(self._vectors(texts), call)
+                vectors, tokens = await before_deadline(self._vectors(embedder, texts), call)
         except BaseException as error:
             span.end(attributes=told, error=failure(error))
             raise
@@ -147,7 +145,7 @@ class EmbeddingService:
             _body, vectors, tokens, space.name, as_base64=request.encoding_format == "base64"
         )
 
-    async def _vectors(self, texts: list[str]) -> tuple[npt.NDArray[np.float32], int]:
+    async def _vectors(self, embedder: Embedder, texts: list[str]) -> CountedVectors:
         """`[len(texts), dim]`, and how many tokens the texts have."""
         parts, tokens = [], 0
         loop = asyncio.get_running_loop()
@@ -155,7 +153,7 @@ class EmbeddingService:
             batch = texts[start : start + BATCH_TEXTS]
             try:
                 vectors, read = await loop.run_in_executor(
-                    self._thread, self._embedder.embed_counted, batch
+                    self._thread, embedder.embed_counted, batch
                 )
             except RetrieverError as error:
                 raise service_error(error) from error

@@ -36,6 +36,7 @@ def columns(database: Database) -> dict[str, set[str]]:
 def make_old(write: sa.Connection) -> None:
     """Make the catalog one of release 0.2.0."""
     write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_1'")
+    write.exec_driver_sql("DROP TABLE next_vectors")
     write.exec_driver_sql("DROP INDEX documents_by_readers")
     write.exec_driver_sql("DROP INDEX accompanied_few")
     for table, names in NEW.items():
@@ -107,6 +108,7 @@ def test_what_stood_behind_anybody_s_text_is_chosen_anew(
     ids = {name: retriever.catalog.chunks_of(name)[0].chunk_id for name in owners}
     with retriever.catalog.database.write() as write:
         write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_5'")
+        write.exec_driver_sql("DROP TABLE next_vectors")
         write.exec_driver_sql("ALTER TABLE primers DROP COLUMN writers")
         for after, before in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "c")):
             write.execute(accompanied.insert(), {"chunk_id": ids[after], "kind": "primer"})

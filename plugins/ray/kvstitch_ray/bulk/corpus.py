@@ -69,7 +69,7 @@ class _OwnChanges(IndexMirror):
 
     def start(self) -> str | None:
         if self.index_in_database is not None:
-            self.index_in_database.reset(space_of(self._embedder).dim)
+            self.index_in_database.reset(space_of(self.embedder).dim)
         return None
 
     @property

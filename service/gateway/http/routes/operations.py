@@ -106,7 +106,10 @@ async def _status(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     reason = gateway.not_ready()
     fmt = gateway.prompts.format
     corpus: dict[str, Any] | None = None
+    advice: list[str] = []
     if gateway.retriever.started:
+        if whole:
+            advice = await gateway.retriever.run(gateway.retriever.advice.sentences)
         counted = gateway.retriever.catalog.collections
         found = await gateway.retriever.run(counted, principal.tenant, principal.view)
         counts = await gateway.retriever.run(gateway.retriever.catalog.counts)
@@ -119,6 +122,7 @@ async def _status(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     return {
         "state": "ready" if reason is None else "not ready",
         "reason": reason or await asyncio.to_thread(gateway.disk.reason),
+        "advice": advice,
         "model": None if ready is None else {**asdict(ready.model), "id": gateway.prompts.model},
         "adapters": [] if ready is None else [asdict(each) for each in ready.adapters],
         "prompt": {

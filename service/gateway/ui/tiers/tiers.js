@@ -55,8 +55,8 @@ function rowOf([name, tier]) {
   );
 }
 
-function facts({ version, model, corpus, worker, in_flight: open }) {
-  const out = [["Version", version]];
+function facts({ version, advice, model, corpus, worker, in_flight: open }) {
+  const out = [["Version", version], ...advice.map((sentence) => ["Advice", sentence])];
   if (model) {
     out.push(["Model", model.id], ["Layers × KV heads", `${model.layers} × ${model.kv_heads}`], ["Type", model.dtype]);
     out.push(["Device", model.device], ["Context", count(model.max_context)], ["KV per token", bytes(model.kv_bytes_per_token)]);

@@ -155,6 +155,23 @@ def test_a_title_that_is_cut_is_said(rig: Rig) -> None:
     assert 0 < len(stored["title"]) < len(long["title"])
 
 
+def test_documents_in_another_language_than_the_embedder_s(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.gateway.retriever.retriever.embedder.name = "all-MiniLM-L6-v2"  # type: ignore[misc]
+    text = "Die Pumpe muss abgeschaltet werden, bevor ein Techniker ihr Gehäuse öffnet."
+    german = [{"doc_id": f"de{n}", "text": f"{n}. {text}"} for n in range(2)]
+    assert rig.ingest([*DOCUMENTS, german[0]])["warned"] == 0  # four say little
+    assert rig.http.get("/status").json()["advice"] == []
+    assert rig.ingest([german[1]])["warned"] == 1
+    (warning,) = rig.http.get("/admin/documents/de1").json()["warnings"]
+    (advice,) = rig.http.get("/status").json()["advice"]
+    assert (warning["code"], warning["message"]) == ("other_language", advice)
+    assert advice.startswith("40%") and "model fetch multilingual-e5-small" in advice
+    rig.ingest([{"doc_id": "de2", "text": text}])
+    assert sum(advice[4:] in record.message for record in caplog.records) == 1
+
+
 def test_a_failed_document_fails_alone(rig: Rig) -> None:
     invisible = "\u200b"
     job = rig.ingest([*DOCUMENTS, {"doc_id": "bad", "text": invisible}])
@@ -226,7 +243,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
 
 def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None:
     rig.ingest()
-    embedder = rig.gateway.embeddings._embedder
+    embedder = rig.gateway.retriever.retriever.embedder
     embed, reached, go_on = embedder.embed, threading.Event(), threading.Event()
 
     def slow(texts: Sequence[str]) -> Vectors:

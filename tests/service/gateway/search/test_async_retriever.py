@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +25,15 @@ from kvstitch.retriever import (
     Scope,
     parse_filter,
 )
-from kvstitch.retriever.errors import SplitStopped
+from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
+from kvstitch.retriever.errors import EmbedderError, SplitStopped
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import InvalidRequest, PromptTooLong
 from kvstitch.service.gateway.search import async_retriever
 from kvstitch.service.gateway.search.async_retriever import (
     AsyncRetriever,
+    former_embedder,
     make_embedder,
     make_reranker,
 )
@@ -164,6 +169,70 @@ def test_settings_choose_embedder_and_reranker(tmp_path: Path) -> None:
     remote_embedder = make_embedder(remote)
     assert isinstance(remote_embedder, EndpointEmbedder) and remote_embedder.name == "bge"
     assert isinstance(make_reranker(remote), EndpointReranker)
+
+
+class Better(HashingEmbedder):
+    """Another embedder; the first time it is used it cannot be reached."""
+
+    name = "better"
+    tried = False
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        if not self.tried:
+            self.tried = True
+            raise EmbedderError("nobody answers")
+        return super().embed(texts)
+
+
+async def test_another_embedder_answers_once_it_has_embedded_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await opened(tmp_path, None)).close()
+    chunking = ChunkSettings(WordCounter())
+
+    async def changed() -> AsyncRetriever:
+        inner = Retriever.in_folder(tmp_path, Better(), chunking)
+        inner.former = lambda space: HashingEmbedder()
+        made = AsyncRetriever(inner)
+        await made.start()
+        return made
+
+    retriever = await changed()
+    inner = retriever.retriever
+    async with asyncio.timeout(60):
+        while not (inner.renewal and inner.renewal.failure):
+            await asyncio.sleep(0.01)
+    (advice,) = await retriever.run(retriever.advice.sentences)
+    assert advice.startswith("0 of 3 chunks are embedded by better; until all are, hashing answers")
+    assert "nobody answers" in advice
+    assert (await search(retriever, "red fox", 1, mode="dense")).passages[0].chunk.doc_id == "fox"
+    await retriever.close()
+
+    monkeypatch.setattr(async_retriever, "RENEW_AGAIN_S", 0.01)
+    retriever = await changed()
+    async with asyncio.timeout(60):
+        while retriever.retriever.renewal is not None:
+            await asyncio.sleep(0.01)
+    assert await retriever.run(retriever.advice.sentences) == []
+    assert (await search(retriever, "red fox", 1, mode="dense")).passages[0].chunk.doc_id == "fox"
+    await retriever.close()
+    assert Retriever.in_folder(tmp_path, Better(), chunking).start().rebuilt is None
+
+
+def test_the_former_embedder_is_the_default_or_lies_beside(tmp_path: Path) -> None:
+    default = LocalEmbedder(dtype="float32")
+    default.start()
+    space = space_of(default)
+    settings = Settings(
+        data_dir=tmp_path, embedder=str(tmp_path / "other"), embedder_dtype="float32"
+    )
+    found = former_embedder(settings, space)
+    assert found is not None and space_of(found) == space
+    named = replace(space, name="mine")
+    assert former_embedder(settings, named) is None
+    shutil.copytree(SentenceModelFolder.read(None).path, tmp_path / "mine")
+    found = former_embedder(settings, named)
+    assert found is not None and space_of(found) == named
 
 
 async def test_a_large_collection_gets_lists_while_it_is_used(

@@ -1,0 +1,58 @@
+"""What is said of the embedder: it does not suit the documents' language, or is being changed."""
+
+import logging
+from collections.abc import Sequence
+
+from kvstitch.retriever import Retriever
+from kvstitch.retriever.analysis.languages import ENGLISH, surely
+
+ENGLISH_ONLY = ("all-MiniLM-L6-v2",)
+KNOWN = ("", "un", ENGLISH)  # or the language is not sure
+FOREIGN_FROM = 0.25  # share of the newest documents, from which another embedder should be chosen
+NEWEST, LEAST = 64, 5  # documents that are looked at; fewer say little
+HOW = (
+    "run `kvstitch model fetch multilingual-e5-small`, and start with KVSTITCH_EMBEDDER=$(kvstitch "
+    "model path multilingual-e5-small): what is stored is embedded anew in the background"
+)
+logger = logging.getLogger(__name__)
+
+
+class EmbedderAdvice:
+    """Looks at what a retriever holds. Its methods block."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._told = False
+
+    def sentences(self) -> list[str]:
+        """Return what somebody should know; nothing, mostly."""
+        found = [said] if (said := self._of_languages()) else []
+        if (renewal := self._retriever.renewal) is not None:
+            done, chunks = renewal.progress()
+            failed = f"; the last try failed: {renewal.failure}" if renewal.failure else ""
+            found.append(
+                f"{done} of {chunks} chunks are embedded by {renewal.embedder.name}; until all "
+                f"are, {self._retriever.embedder.name} answers{failed}"
+            )
+        return found
+
+    def warnings(self, texts: Sequence[str]) -> list[str]:
+        """Return what is to be said of documents that were stored; the first time it is logged."""
+        foreign = [surely(text) not in KNOWN for text in texts]
+        said = self._of_languages() if any(foreign) else ""
+        if said and not self._told:
+            self._told = True
+            logger.warning(said)
+        return [said if each else "" for each in foreign]
+
+    def _of_languages(self) -> str:
+        retriever = self._retriever
+        if (name := retriever.embedder.name) not in ENGLISH_ONLY or retriever.renewal is not None:
+            return ""
+        found = [surely(text) not in KNOWN for text in retriever.catalog.newest_texts(NEWEST)]
+        if (share := sum(found) / max(LEAST, len(found))) < FOREIGN_FROM:
+            return ""
+        return (
+            f"{share:.0%} of the newest documents are not in English, which is all that the "
+            f"embedder {name} was trained for: {HOW}"
+        )
