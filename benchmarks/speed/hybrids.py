@@ -3,11 +3,9 @@ how exactly states are composed.
 
     python -m benchmarks.speed.hybrids [--shape qwen3.5-0.8b] [--threads 1] [--only time]
 
-Weights are random, in the shape of the published models, bfloat16; a prompt is S, four documents
-and a question, 2,048 tokens. Full prefill and PIE take turns, and so does composing 16 documents'
-states alone; with one thread seconds are the processor's, so that neighbours do not count. The
-error is that of composed states in float32 beside rows one after the other in float64, relative to
-the largest entry, over documents whose keys, values and rates are random.
+Weights are random, bfloat16; a prompt is S, four documents and a question, 2,048 tokens. Full
+prefill, PIE and composing 16 documents' states take turns, in the processor's seconds if one thread
+computes. The error is that of composed states beside rows in float64, over the largest entry.
 """
 
 from __future__ import annotations
