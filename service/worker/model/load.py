@@ -30,7 +30,7 @@ from kvstitch.service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
-from kvstitch.service.worker.model.projection import quantise
+from kvstitch.service.worker.model.kept_weights import quantise_once
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -98,7 +98,7 @@ def load(
     else:
         model = model.to(place)
     if quantize != "off":
-        quantise(model, quantize)
+        quantise_once(model, path, quantize)
     return decoder_for(model)
 
 

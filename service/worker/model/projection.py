@@ -4,7 +4,7 @@ kernels that compute more than a product; also the quantising of linear modules 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -130,9 +130,9 @@ class QuantisedLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, linear: nn.Linear, bits: int) -> None:
+    def __init__(self, linear: nn.Linear, bits: int, kept: Weight | None = None) -> None:
         super().__init__()
-        self.weight = quantised(linear.weight, bits)
+        self.weight = quantised(linear.weight, bits) if kept is None else kept
         self.register_parameter("bias", linear.bias)
         self.out_features, self.in_features = linear.out_features, linear.in_features
 
@@ -164,14 +164,22 @@ def quantised_weight(module: Any) -> Weight | None:
     return Weight(weight.qdata, scale.float().flatten(), module.bias) if on_cpu else None
 
 
-def quantise(model: Any, method: str) -> None:
-    """Replace the linear modules of the layers and the head. Embeddings and norms stay."""
-    bits = BITS[method]
-    for layer in model.model.layers:
-        linears = [(n, m) for n, m in layer.named_modules() if isinstance(m, nn.Linear)]
-        for name, linear in linears:
-            layer.set_submodule(name, QuantisedLinear(linear, bits))
-    model.lm_head = QuantisedLinear(model.lm_head, 8)
+def quantise(
+    model: Any, method: str, kept: Mapping[str, Weight] | None = None
+) -> dict[str, Weight]:
+    """Replace the linear modules of the layers and the head, by what is `kept` of them; return
+    their weights by name. Embeddings and norms stay."""
+    found: dict[str, Weight] = {}
+    for parent, names, bits in (
+        (model.model.layers, list(model.model.layers.named_modules()), BITS[method]),
+        (model, [("lm_head", model.lm_head)], 8),
+    ):
+        for name, linear in names:
+            if isinstance(linear, nn.Linear):
+                made = QuantisedLinear(linear, bits, (kept or {}).get(name))
+                parent.set_submodule(name, made)
+                found[name] = made.weight
+    return found
 
 
 PLAIN_NORMS = frozenset(

@@ -127,8 +127,16 @@ def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tenso
         return linear_few_rows.product(x, weight)
     out = x.new_empty(len(x), weight.shape[0])
     for part, tile in weight.tiles():
-        out[:, part] = linear(x, tile.dequantised(x.dtype), tile.bias, batch=batch)
+        out[:, part] = _part_linear(x, tile, batch=batch)
     return out
+
+
+def _part_linear(x: Tensor, weight: Weight, *, batch: bool) -> Tensor:
+    if weight.bits == 8 and weight.scales is not None and x.dtype == torch.float32:
+        # A row's scale is one of the result, which is smaller.
+        out = torch.mm(x, weight.values.float().t()).mul_(weight.scales)
+        return out if weight.bias is None else out.add_(weight.bias)
+    return linear(x, weight.dequantised(x.dtype), weight.bias, batch=batch)
 
 
 def quantised_gated_mlp(
@@ -148,14 +156,11 @@ def quantised_gated_mlp(
     inner, out = x.new_empty(len(x), width), x.new_empty(len(x), down.shape[0])
     ups = gate_up.rows(slice(width, None))
     for part, gates in gate_up.rows(slice(width)).tiles():
-        gated, upper = (
-            linear(x, tile.dequantised(x.dtype), tile.bias, batch=batch)
-            for tile in (gates, ups.rows(part))
-        )
+        gated, upper = (_part_linear(x, tile, batch=batch) for tile in (gates, ups.rows(part)))
         inner[:, part] = activation(gated).mul_(upper)
         yield None
     for part, tile in down.tiles():
-        out[:, part] = linear(inner, tile.dequantised(x.dtype), tile.bias, batch=batch)
+        out[:, part] = _part_linear(inner, tile, batch=batch)
         yield None
     return out
 

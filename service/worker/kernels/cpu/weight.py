@@ -21,6 +21,8 @@ GROUP = 32
 """Columns with one scale in int4: LANES of the C source."""
 LEVELS = {8: 127, 4: 8}
 """The largest magnitude by bits; int4 has it with a minus only."""
+GROUPS_AT_ONCE = 1 << 13
+"""Groups that are quantised at a time: 1 MiB in fp32."""
 TILE = 1 << 20
 """Values that are dequantised at a time: 2 MB in bfloat16."""
 # A huge page has 2 MiB; in smaller tensors most of it would be unused.
@@ -95,9 +97,11 @@ class Weight:
             return out
         if self.bits == 8:
             return (self.values.float() * self.scales[:, None]).to(dtype)
-        grouped = self.values.view(len(self.values), -1, GROUP // 2)
-        levels = torch.cat([grouped & 15, grouped >> 4], dim=-1).float() - LEVELS[4]
-        return (levels * self.scales[..., None]).view(self.shape).to(dtype)
+        pairs = self.values.view(*self.scales.shape, 1, GROUP // 2)
+        levels = self.scales.new_empty(*self.scales.shape, 2, GROUP // 2)
+        levels[:, :, :1], levels[:, :, 1:] = pairs & 15, pairs >> 4
+        levels = levels.sub_(LEVELS[4]).mul_(self.scales[..., None, None])
+        return levels.view(self.shape).to(dtype)
 
 
 def quantised(weight: Tensor, bits: int) -> Weight:
@@ -107,35 +111,25 @@ def quantised(weight: Tensor, bits: int) -> Weight:
     if bits == 8:
         scales = (wide.abs().amax(1) / LEVELS[8]).clamp_min(torch.finfo(torch.float32).tiny)
         return Weight((wide / scales[:, None]).round_().to(torch.int8), scales)
-    groups = wide.view(len(wide), -1, GROUP)
-    levels, scales = _best_levels(groups)
-    shifted = (levels + LEVELS[4]).to(torch.uint8)
-    low, high = shifted.chunk(2, dim=-1)
-    return Weight((low | high << 4).flatten(1), scales)
+    found = [_best_levels(part) for part in torch.split(wide.view(-1, GROUP), GROUPS_AT_ONCE)]
+    levels, scales = (torch.cat(parts) for parts in zip(*found, strict=True))
+    low, high = levels.add_(LEVELS[4]).to(torch.uint8).chunk(2, dim=-1)
+    return Weight((low | high << 4).view(len(wide), -1), scales.view(len(wide), -1))
 
 
 def _best_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels -8..7 `[out, groups, GROUP]` fp32, and scales `[out, groups]`."""
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    best: tuple[Tensor, Tensor, Tensor] | None = None
+    """Of groups `[n, GROUP]`, levels -8..7 in fp32, and scales `[n, 1]`."""
+    largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     # The largest magnitude as level -8, and somewhat less or more than that. With what is less,
     # the largest value is cut off, and all others are rounded more finely.
-    for step in range(-4, 13):
-        scales = largest / -(LEVELS[4] - 0.125 * step)
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-        levels = (groups / scales[..., None]).round_().clamp_(-LEVELS[4], LEVELS[4] - 1)
-        error = (levels * scales[..., None] - groups).square_().sum(-1)
-        if best is None:
-            best = error, levels, scales
-            continue
-        better = error < best[0]
-        best = (
-            torch.where(better, error, best[0]),
-            torch.where(better[..., None], levels, best[1]),
-            torch.where(better, scales, best[2]),
-        )
-    assert best is not None
-    return best[1], best[2]
+    scales = largest / -(LEVELS[4] - 0.125 * torch.arange(-4, 13, device=groups.device))
+    scales = torch.where(scales == 0, 1.0, scales)
+    errors, off = torch.empty_like(scales), torch.empty_like(groups)
+    for i, scale in enumerate(torch.split(scales, 1, dim=1)):
+        torch.div(groups, scale, out=off).round_().clamp_(-LEVELS[4], LEVELS[4] - 1)
+        errors[:, i] = off.mul_(scale).sub_(groups).square_().sum(1)
+    best = scales.gather(1, errors.argmin(1, keepdim=True))
+    return (groups / best).round_().clamp_(-LEVELS[4], LEVELS[4] - 1), best
 
 
 def zeros_in_huge_pages(

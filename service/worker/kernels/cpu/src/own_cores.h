@@ -6,7 +6,6 @@
  */
 #pragma once
 
-#ifdef __linux__
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -37,9 +36,3 @@ static void leave_core(const cpu_set_t *cores)
 {
     sched_setaffinity(0, sizeof *cores, cores);
 }
-#else
-typedef int cpu_set_t;
-static int as_many_cores(cpu_set_t *cores, int threads) { return (void)cores, (void)threads, 0; }
-static void take_core(const cpu_set_t *cores, int number) { (void)cores, (void)number; }
-static void leave_core(const cpu_set_t *cores) { (void)cores; }
-#endif
