@@ -29,6 +29,7 @@ from kvstitch.service.worker.model.projection import (
     LayerProjections,
     Projection,
     QuantisedProjection,
+    StoredEmbedding,
     fuse,
     layer_weights,
     norm,
@@ -58,9 +59,11 @@ class DecoderModel:
         self.vocabulary = int(config.vocab_size)
         self.intermediate = int(config.intermediate_size)
         self.scale = float(self.head_dim**-0.5)
-        weight = model.get_input_embeddings().weight
-        self.dtype: torch.dtype = weight.dtype
-        self.device: torch.device = weight.device
+        table = model.get_input_embeddings()
+        self.dtype: torch.dtype = table.weight.dtype
+        if isinstance(table, StoredEmbedding):
+            self.dtype = torch.float32
+        self.device: torch.device = table.weight.device
         self.layers = len(model.model.layers)
         self.blocks = self.order_blocks(model.model.layers)
         self.projections = [self.layer_projections(block) for block in self.blocks]
@@ -281,7 +284,7 @@ class DecoderModel:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings `[m, hidden]` of ids `[m]`."""
-        return F.embedding(ids, self.model.get_input_embeddings().weight)
+        return F.embedding(ids, self.model.get_input_embeddings().weight).to(self.dtype)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads,

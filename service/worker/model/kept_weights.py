@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvstitch.service.shared.model_fingerprint import fingerprint
 from kvstitch.service.worker.kernels.cpu.weight import Weight
-from kvstitch.service.worker.model.projection import quantise
+from kvstitch.service.worker.model.projection import BITS, quantise
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -36,7 +36,7 @@ def quantise_once(model: Any, folder: Path, method: str) -> None:
     kept = _read(path, source) if on_cpu else {}
     names = {name.rpartition(".")[0] for name in kept}
     found = {name: Weight(kept[f"{name}.values"], kept[f"{name}.scales"]) for name in names}
-    made = quantise(model, method, found)
+    made = quantise(model, BITS[method], found)
     if on_cpu and not kept:
         _write(path, source, made)
 

@@ -19,8 +19,9 @@ from transformers.utils import import_utils
 from kvstitch.kvstore.format.chunk_identity import DTYPES
 from kvstitch.service.errors import ModelRefused
 from kvstitch.service.shared.resources import free_memory
+from kvstitch.service.worker.kernels.cpu import native
 from kvstitch.service.worker.model.decoder import DecoderModel
-from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.families import decoder_for, family_decoder
 from kvstitch.service.worker.model.folder_checks import (
     DEQUANTISED,
     family_fault,
@@ -31,6 +32,7 @@ from kvstitch.service.worker.model.folder_checks import (
     weights_fault,
 )
 from kvstitch.service.worker.model.kept_weights import quantise_once
+from kvstitch.service.worker.model.projection import compute_in_fp32, quantise
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -67,12 +69,13 @@ def load(
         with nullcontext() if quantised else lean_import():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
             numbers = _dtype(dtype, config, place)
+            narrow = place.type == "cpu" and _stays_narrow(path, config, numbers)
             config, renamed = _text_alone(config)
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
                 key_mapping=renamed,
-                dtype=numbers,
+                dtype=torch.bfloat16 if narrow else numbers,
                 local_files_only=True,
                 # Only the start-up check asks the model itself. Every family has this one.
                 attn_implementation="eager",
@@ -99,6 +102,10 @@ def load(
         model = model.to(place)
     if quantize != "off":
         quantise_once(model, path, quantize)
+    elif narrow:
+        quantise(model, 16)
+    if narrow:
+        compute_in_fp32(model)
     return decoder_for(model)
 
 
@@ -199,6 +206,18 @@ def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     ):
         return torch.float32
     return torch.bfloat16 if device.type == "cpu" and own == torch.float16 else own
+
+
+def _stays_narrow(path: Path, config: Any, numbers: torch.dtype) -> bool:
+    """Return whether linear modules keep the bfloat16 of the checkpoint where all else is computed
+    in fp32: the same numbers, in half of the memory, where a kernel reads them."""
+    return (
+        numbers == torch.float32
+        and getattr(config, "dtype", None) == torch.bfloat16
+        and native.has_avx2_alone()
+        and family_decoder(str(config.model_type)).has_plain_layers
+        and not quantisation_fault(path, read_config(path), device="cpu", quantize="int8")
+    )
 
 
 def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 1) -> int:

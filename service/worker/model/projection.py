@@ -103,10 +103,10 @@ def _is_plain(module: Any) -> bool:
 
 
 def _concatenated_quantised(weights: Sequence[Weight]) -> Weight:
-    biases = [weight.bias for weight in weights]
+    scales, biases = [w.scales for w in weights], [w.bias for w in weights]
     return Weight(
         _concatenated([weight.values for weight in weights]),
-        _concatenated([weight.scales for weight in weights]),
+        None if scales[0] is None else _concatenated(scales),
         None if biases[0] is None else _concatenated(biases),
     )
 
@@ -137,9 +137,11 @@ class QuantisedLinear(nn.Module):
         self.out_features, self.in_features = linear.out_features, linear.in_features
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the weight, too, when a module that contains this one is moved."""
+        """Move the weight, too, when a module that contains this one is moved; its dtype stays."""
         values, scales = self.weight.values, self.weight.scales
-        self.weight = Weight(fn(values), None if scales is None else fn(scales))
+        if (moved_values := fn(values)).dtype != values.dtype:
+            moved_values = values
+        self.weight = Weight(moved_values, None if scales is None else fn(scales))
         moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
 
@@ -164,19 +166,36 @@ def quantised_weight(module: Any) -> Weight | None:
     return Weight(weight.qdata, scale.float().flatten(), module.bias) if on_cpu else None
 
 
-def quantise(
-    model: Any, method: str, kept: Mapping[str, Weight] | None = None
-) -> dict[str, Weight]:
+class StoredEmbedding(nn.Embedding):
+    """An embedding that stays in bfloat16, and whose rows are widened when they are read."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        return self
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).float()
+
+
+def compute_in_fp32(model: Any) -> None:
+    """Widen a bfloat16 model whose linear modules are quantised, if only to 16 bits, but for these
+    and its embeddings."""
+    table = model.get_input_embeddings()
+    if type(table) is nn.Embedding:
+        table.__class__ = StoredEmbedding
+    model.float()
+
+
+def quantise(model: Any, bits: int, kept: Mapping[str, Weight] | None = None) -> dict[str, Weight]:
     """Replace the linear modules of the layers and the head, by what is `kept` of them; return
-    their weights by name. Embeddings and norms stay."""
+    their weights by name. Embeddings and norms stay. 16 bits are what the checkpoint has."""
     found: dict[str, Weight] = {}
-    for parent, names, bits in (
-        (model.model.layers, list(model.model.layers.named_modules()), BITS[method]),
-        (model, [("lm_head", model.lm_head)], 8),
+    for parent, names, n in (
+        (model.model.layers, list(model.model.layers.named_modules()), bits),
+        (model, [("lm_head", model.lm_head)], max(bits, 8)),
     ):
         for name, linear in names:
             if isinstance(linear, nn.Linear):
-                made = QuantisedLinear(linear, bits, (kept or {}).get(name))
+                made = QuantisedLinear(linear, n, (kept or {}).get(name))
                 parent.set_submodule(name, made)
                 found[name] = made.weight
     return found

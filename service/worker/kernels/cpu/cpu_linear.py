@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvstitch.service.worker.kernels.cpu import (
     linear_few_rows,
+    linear_fp32,
     linear_many_rows_bf16,
     linear_many_rows_fp32,
     native,
@@ -62,6 +63,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool
         return linear_few_rows.linear(x, weight, bias)
     if linear_many_rows_bf16.supports(x, weight):
         return linear_many_rows_bf16.linear(x, weight, bias)
+    if linear_fp32.supports(x, whole := Weight(weight, bias=bias)):
+        return linear_fp32.product(x, whole)
     if has_slow_16_bit_products(x) and linear_many_rows_fp32.supports(x, weight):
         return linear_many_rows_fp32.linear(x, weight, bias)
     if not is_faster_in_fp32(x):
@@ -125,6 +128,8 @@ def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tenso
     memory."""
     if linear_few_rows.supports_product(x, weight, batch=batch):
         return linear_few_rows.product(x, weight)
+    if linear_fp32.supports(x, weight):
+        return linear_fp32.product(x, weight)
     out = x.new_empty(len(x), weight.shape[0])
     for part, tile in weight.tiles():
         out[:, part] = _part_linear(x, tile, batch=batch)
@@ -132,6 +137,8 @@ def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tenso
 
 
 def _part_linear(x: Tensor, weight: Weight, *, batch: bool) -> Tensor:
+    if linear_fp32.supports(x, weight):
+        return linear_fp32.product(x, weight)
     if weight.bits == 8 and weight.scales is not None and x.dtype == torch.float32:
         # A row's scale is one of the result, which is smaller.
         out = torch.mm(x, weight.values.float().t()).mul_(weight.scales)
@@ -150,8 +157,9 @@ def quantised_gated_mlp(
     """down · (activation(gate · x) * (up · x)), with pauses between parts of the weights;
     `gate_up` has the rows of gate, then those of up."""
     width = gate_up.shape[0] // 2
-    if linear_few_rows.supports_product(x, gate_up, batch=batch):
-        gate, up = linear_few_rows.product(x, gate_up).chunk(2, dim=-1)
+    few = len(x) <= linear_fp32.FEW and linear_fp32.supports(x, gate_up)
+    if few or linear_few_rows.supports_product(x, gate_up, batch=batch):
+        gate, up = quantised_linear(x, gate_up, batch=batch).chunk(2, dim=-1)
         return quantised_linear(activation(gate).mul_(up), down, batch=batch)
     inner, out = x.new_empty(len(x), width), x.new_empty(len(x), down.shape[0])
     ups = gate_up.rows(slice(width, None))

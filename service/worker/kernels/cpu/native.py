@@ -3,7 +3,9 @@
 It is compiled when the package is installed where there is a C compiler, or in a checkout by
 `python -m kvstitch.service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU has
 and on nothing that is measured, so two starts on one machine give the same numbers. Without the
-module, on another processor than x86-64 or without AVX-512, torch's operations are used.
+module, on another processor than x86-64 or without AVX-512, torch's operations are used; with AVX2
+alone there is one kernel, for products, to which many rows go where it is measured to be as fast as
+torch (`linear_fp32`).
 """
 
 from __future__ import annotations
@@ -16,36 +18,47 @@ from typing import Any
 
 from torch import Tensor  # with torch's OpenMP, which the module needs
 
-INTERFACE = 7
+INTERFACE = 8
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
+
+
+_NAME = "kvstitch.service.worker.kernels.cpu._native"
 
 
 @cache
 def module() -> Any | None:
-    """Return the module, if it is compiled from these sources and this CPU can run it."""
-    return None if why_missing() else import_module("kvstitch.service.worker.kernels.cpu._native")
+    """Return the module, if it is compiled from these sources and this CPU has AVX-512."""
+    return None if why_missing() else import_module(_NAME)
+
+
+@cache
+def has_avx2_alone() -> bool:
+    """Return whether the module is there, and this CPU runs no kernel but `linear_fp32`."""
+    return _why_not_compiled() is None and import_module(_NAME).cpu()[::3] == (0, 1)
 
 
 def call(kernel: str, *arguments: Tensor | array[int] | float | None) -> None:
     """Call a kernel, which must be there. It gets the addresses of tensors and arrays."""
-    found = module()
-    assert found is not None, "ask `supports` first"
-    getattr(found, kernel)(*arguments)
+    getattr(import_module(_NAME), kernel)(*arguments)
 
 
 @cache
 def why_missing() -> str | None:
     """Return why torch's operations are used instead; None where the kernels are there."""
+    if reason := _why_not_compiled():
+        return reason
+    return None if import_module(_NAME).cpu()[0] else "this CPU has no AVX-512"
+
+
+def _why_not_compiled() -> str | None:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"there are kernels for x86-64 alone, and this is {platform.machine()}"
     try:
-        found = import_module("kvstitch.service.worker.kernels.cpu._native")
+        found = import_module(_NAME)
     except ImportError as error:
         return f"they are not compiled ({error}): install gcc, Python's headers, kvstitch again"
     if found.INTERFACE != INTERFACE:
         return "they were compiled from other sources: install kvstitch again"
-    if not found.cpu()[0]:
-        return "this CPU has no AVX-512"
     return None
 
 
@@ -56,5 +69,5 @@ def has_bf16_dot() -> bool:
     found = module()
     if found is None:
         return False
-    _, there, amd = found.cpu()
+    _, there, amd, _ = found.cpu()
     return bool(there and amd)

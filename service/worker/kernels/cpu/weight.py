@@ -106,7 +106,10 @@ class Weight:
 
 def quantised(weight: Tensor, bits: int) -> Weight:
     """Round a weight `[out, in]` to 8 or 4 bits, to the nearest level; for 4, `in` is a multiple
-    of GROUP, and of some scales for each group the one with the least squared error is taken."""
+    of GROUP, and of some scales for each group the one with the least squared error is taken. For
+    16 it stays as it is."""
+    if bits == 16:
+        return Weight(weight)  # the parameter itself, which an embedding may share
     wide = weight.detach().float()
     if bits == 8:
         scales = (wide.abs().amax(1) / LEVELS[8]).clamp_min(torch.finfo(torch.float32).tiny)

@@ -69,7 +69,7 @@ def test_it_computes_what_transformers_computes_with_the_same_weights(
 def test_families(family: str) -> None:
     """Biases, norms, fused projections and multipliers."""
     model = random_model(tiny_config(family))
-    quantise(model, "int8")
+    quantise(model, 8)
     decoder = decoder_for(model)
     assert isinstance(decoder.projections[0].down, QuantisedProjection)
     selfcheck.check(decoder)
@@ -143,7 +143,7 @@ class Halved(nn.Module):
 
 
 def test_modules_of_a_library_are_called(folder: Path) -> None:
-    plain = load(str(folder), device="cpu")
+    plain = load(str(folder), device="cpu", dtype="bfloat16")
     expected = full_prefill(plain)
     for block in plain.model.model.layers:
         for name, module in list(block.named_modules()):

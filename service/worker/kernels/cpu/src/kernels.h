@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 7 /* the same number as in `native.py` */
+#define INTERFACE 8 /* the same number as in `native.py` */
 
 struct decoder;
 struct layer;
@@ -46,6 +46,9 @@ int attention_pass(const struct pass *pass, const struct pass_layer *layers, uin
 void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias, const float *scales,
                      uint16_t *y, float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
                      ptrdiff_t columns, ptrdiff_t stride, ptrdiff_t bits, int threads);
+
+void linear_fp32(const float *x, const void *values, const float *scales, float *y, ptrdiff_t rows,
+                 ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t bits, int threads);
 
 void dequantise(const void *values, const float *scales, uint16_t *y, ptrdiff_t outs,
                 ptrdiff_t columns, ptrdiff_t bits, int threads);

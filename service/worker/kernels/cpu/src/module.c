@@ -87,6 +87,8 @@ KERNEL(layer_finish, "aaaassssfiii",
 KERNEL(linear_few_rows, "aaaaaaasssssi",
        linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9), S(10), S(11),
                        I(12)))
+KERNEL(linear_fp32, "aaaassssi",
+       linear_fp32(A(0), A(1), A(2), A(3), S(4), S(5), S(6), S(7), I(8)))
 KERNEL(dequantise, "aaasssi", dequantise(A(0), A(1), A(2), S(3), S(4), S(5), I(6)))
 KERNEL(linear_many_rows_bf16_pack, "aasssi",
        linear_many_rows_bf16_pack(A(0), A(1), S(2), S(3), S(4), I(5)))
@@ -119,13 +121,14 @@ KERNEL(shift_gaps, "asaaaasss",
 KERNEL(shift_rows, "aaaaassaaai",
        shift_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), A(7), A(8), A(9), I(10)))
 
-/* Whether this CPU runs the kernels, has bfloat16 dot products, and is AMD's. */
+/* Whether this CPU runs the kernels, has bfloat16 dot products, is AMD's, and runs `linear_fp32`. */
 static PyObject *cpu(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
     int runs = __builtin_cpu_supports("avx512f") != 0;
     int bf16_dot = runs && __builtin_cpu_supports("avx512bf16");
-    return Py_BuildValue("(iii)", runs, bf16_dot, __builtin_cpu_is("amd") != 0);
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return Py_BuildValue("(iiii)", runs, bf16_dot, __builtin_cpu_is("amd") != 0, avx2);
 }
 
 #define METHOD(NAME) {#NAME, (PyCFunction)(void (*)(void))call_##NAME, METH_FASTCALL, NULL}
@@ -136,6 +139,7 @@ static PyMethodDef methods[] = {
     METHOD(layer_qkv),
     METHOD(layer_finish),
     METHOD(linear_few_rows),
+    METHOD(linear_fp32),
     METHOD(dequantise),
     METHOD(linear_many_rows_bf16_pack),
     METHOD(linear_many_rows_bf16_product),

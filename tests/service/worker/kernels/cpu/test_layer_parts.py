@@ -114,10 +114,10 @@ def test_gates_of_every_size(compiled: Any) -> None:
     assert_same_bytes(decoder, FEW + 1)
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
-def test_few_rows_of_quantised_weights(bf16_dot: None, method: str) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_few_rows_of_quantised_weights(bf16_dot: None, bits: int) -> None:
     model = model_of("qwen2")
-    quantise(model, method)
+    quantise(model, bits)
     decoder = decoder_for(model)
     assert taken(decoder, FEW) and not taken(decoder, FEW + 1)
     for rows in (1, FEW):

@@ -315,7 +315,7 @@ def test_what_the_cpu_is_decides_and_nothing_else(
     there: int, amd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two starts on one machine give the same numbers."""
-    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cpu=lambda: (1, there, amd)))
+    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cpu=lambda: (1, there, amd, 1)))
     assert native.has_bf16_dot.__wrapped__() is bool(there and amd)
     monkeypatch.setattr(native, "module", lambda: None)
     assert native.has_bf16_dot.__wrapped__() is False

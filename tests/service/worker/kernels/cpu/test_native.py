@@ -14,7 +14,7 @@ from kvstitch.service.worker.kernels.cpu import build, native
 
 why_missing: Any = native.why_missing.__wrapped__  # what it is a cache of
 NAME = "kvstitch.service.worker.kernels.cpu._native"
-GOOD = SimpleNamespace(INTERFACE=native.INTERFACE, cpu=lambda: (1, 0, 0))
+GOOD = SimpleNamespace(INTERFACE=native.INTERFACE, cpu=lambda: (1, 0, 0, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
         (GOOD, None),
         (None, "not compiled"),
         (SimpleNamespace(INTERFACE=0, cpu=GOOD.cpu), "other sources"),
-        (SimpleNamespace(INTERFACE=native.INTERFACE, cpu=lambda: (0, 0, 1)), "no AVX-512"),
+        (SimpleNamespace(INTERFACE=native.INTERFACE, cpu=lambda: (0, 0, 1, 1)), "no AVX-512"),
     ],
 )
 def test_it_says_why_torch_is_used(
