@@ -2,9 +2,9 @@
  * or int4 (`layer.h`).
  *
  * Few rows are multiplied with weights that are widened in registers, at memory speed. Of more, a
- * block of the weight is widened into the L2 cache and nowhere else, and all rows are multiplied with
- * it. Every sum adds the columns in the same order whatever the number of rows or threads, so a row's
- * result does not depend on the other rows; of int4, FEW rows do not depend on one another.
+ * block of the weight is widened into the L2 cache and nowhere else, and all rows are multiplied
+ * with it. Every sum adds the columns in the same order whatever the number of rows or threads, so
+ * a row's result does not depend on the other rows; of int4, FEW rows do not depend on one another.
  */
 #include "bfloat16.h"
 #include "kernels.h"
@@ -27,8 +27,8 @@ struct block {
     int fresh;
 };
 
-/* Values c + 8 * part.. of row n of w in fp32; c is a multiple of LANES. int8 without its scale, int4
- * as 0..15. */
+/* Values c + 8 * part.. of row n of w in fp32; c is a multiple of LANES. int8 without its scale,
+ * int4 as 0..15. */
 TARGET_AVX2 INLINE __m256 eight(const struct block *b, ptrdiff_t n, ptrdiff_t c, int part, int bits)
 {
     ptrdiff_t bytes = bits == 4 ? c / 2 + part % 2 * 8 : (c + 8 * part) * bits / 8;
@@ -36,11 +36,13 @@ TARGET_AVX2 INLINE __m256 eight(const struct block *b, ptrdiff_t n, ptrdiff_t c,
     if (bits == 32)
         return _mm256_loadu_ps(at);
     if (bits == 16)
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16));
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16));
     if (bits == 8)
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at)));
     __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at)), low = _mm256_set1_epi32(15);
-    return _mm256_cvtepi32_ps(part < 2 ? _mm256_and_si256(pairs, low) : _mm256_srli_epi32(pairs, 4));
+    pairs = part < 2 ? _mm256_and_si256(pairs, low) : _mm256_srli_epi32(pairs, 4);
+    return _mm256_cvtepi32_ps(pairs);
 }
 
 /* LANES values of int4 times x, less 8 times x, all times their scale. */
@@ -139,8 +141,9 @@ TARGET_AVX2 void linear_fp32(const float *x, const void *values, const float *sc
         ptrdiff_t count = outs - n < OUTS ? outs - n : OUTS;
         for (ptrdiff_t c = 0; c < columns; c += DEPTH) {
             ptrdiff_t at = n * columns + c, depth = columns - c < DEPTH ? columns - c : DEPTH;
-            struct block b = {(const char *)values + at * bits / 8, scales + at / LANES, x + c, y + n,
-                              columns * bits / 8, columns / LANES, columns, outs, count, depth, !c};
+            struct block b = {(const char *)values + at * bits / 8, scales + at / LANES, x + c,
+                              y + n, columns * bits / 8, columns / LANES, columns, outs, count,
+                              depth, !c};
             switch (bits) {
             case 32: multiply_block(b, rows, wide, 32); break;
             case 16: multiply_block(b, rows, wide, 16); break;
