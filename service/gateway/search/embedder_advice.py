@@ -37,18 +37,25 @@ class EmbedderAdvice:
         return found
 
     def warnings(self, texts: Sequence[str]) -> list[str]:
-        """Return what is to be said of documents that were stored; the first time it is logged."""
+        """Return what is to be said of documents to whoever has stored them, which tells nothing of
+        others'; once there are many, it is logged."""
+        if not self._is_english_only():
+            return [""] * len(texts)
         foreign = [surely(text) not in KNOWN for text in texts]
-        said = self._of_languages() if any(foreign) else ""
-        if said and not self._told:
+        if any(foreign) and not self._told and (said := self._of_languages()):
             self._told = True
             logger.warning(said)
-        return [said if each else "" for each in foreign]
+        name = self._retriever.embedder.name
+        own = f"it is not in English, which is all that the embedder {name} was trained for: {HOW}"
+        return [own if each else "" for each in foreign]
+
+    def _is_english_only(self) -> bool:
+        return self._retriever.embedder.name in ENGLISH_ONLY and self._retriever.renewal is None
 
     def _of_languages(self) -> str:
-        retriever = self._retriever
-        if (name := retriever.embedder.name) not in ENGLISH_ONLY or retriever.renewal is not None:
+        if not self._is_english_only():
             return ""
+        retriever, name = self._retriever, self._retriever.embedder.name
         found = [surely(text) not in KNOWN for text in retriever.catalog.newest_texts(NEWEST)]
         if (share := sum(found) / max(LEAST, len(found))) < FOREIGN_FROM:
             return ""

@@ -164,7 +164,7 @@ WHOLE = """
 Gate.methods Gate.sample GateMethod.agreement GateMethod.checks GateMethod.for_s
 GateMethod.fusion GateMethod.mean_kl GateMethod.recovery_agreement GateMethod.recovery_checks
 GateMethod.recovery_kl GateMethod.recovery_needed GateMethod.state GateMethod.trips
-GateMethod.used GateMethod.why corpus.complete corpus.jobs gate in_flight ingest
+GateMethod.used GateMethod.why advice corpus.complete corpus.jobs gate in_flight ingest
 ingest.disk_free_bytes ingest.kv_bytes_per_token ingest.tokens_per_s tiers tiers.memory
 tiers.memory.entries worker.pool_free worker.running worker.waiting workers workers.address
 workers.backlog_s workers.device workers.draining workers.memory workers.memory.entries

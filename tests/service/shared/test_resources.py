@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvstitch.service.shared import resources
 
@@ -177,6 +178,9 @@ def grown(threads: int, environment: dict[str, str]) -> float:
     return float(made.stdout)
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no programs for bfloat16 are kept"
+)
 def test_products_of_ever_new_shapes_take_little_memory() -> None:
     """How large a program is differs between processors, and those of old ones need none."""
     unbounded = grown(5, dict.fromkeys(CAPACITIES, "1024"))

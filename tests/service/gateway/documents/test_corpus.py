@@ -161,12 +161,12 @@ def test_documents_in_another_language_than_the_embedder_s(
     rig.gateway.retriever.retriever.embedder.name = "all-MiniLM-L6-v2"  # type: ignore[misc]
     text = "Die Pumpe muss abgeschaltet werden, bevor ein Techniker ihr Gehäuse öffnet."
     german = [{"doc_id": f"de{n}", "text": f"{n}. {text}"} for n in range(2)]
-    assert rig.ingest([*DOCUMENTS, german[0]])["warned"] == 0  # four say little
-    assert rig.http.get("/status").json()["advice"] == []
+    assert rig.ingest([*DOCUMENTS, german[0]])["warned"] == 1
+    assert rig.http.get("/status").json()["advice"] == []  # four say little
     assert rig.ingest([german[1]])["warned"] == 1
     (warning,) = rig.http.get("/admin/documents/de1").json()["warnings"]
+    assert warning["code"] == "other_language" and "%" not in warning["message"]
     (advice,) = rig.http.get("/status").json()["advice"]
-    assert (warning["code"], warning["message"]) == ("other_language", advice)
     assert advice.startswith("40%") and "model fetch multilingual-e5-small" in advice
     rig.ingest([{"doc_id": "de2", "text": text}])
     assert sum(advice[4:] in record.message for record in caplog.records) == 1

@@ -26,14 +26,17 @@ def test_a_fourth_of_the_documents_is_enough(tmp_path: Path) -> None:
     retriever.ingest([Document(f"en{n}", f"{ENGLISH} {n}") for n in range(5)])
     assert advice.sentences() == []
     retriever.ingest([Document("de", GERMAN)])
-    assert advice.sentences() == [] and advice.warnings([GERMAN]) == [""]
+    assert advice.sentences() == []
     retriever.ingest([Document("de2", GERMAN)])
     (sentence,) = advice.sentences()
     assert sentence.startswith("29% of the newest documents are not in English")
     unsure = ["M8 PPR-9087", "", "def f(x): return x + 1"]
-    assert advice.warnings([ENGLISH, GERMAN, *unsure]) == ["", sentence, "", "", ""]
+    nothing, own, *others = advice.warnings([ENGLISH, GERMAN, *unsure])
+    assert own.startswith("it is not in English") and own[-80:] == sentence[-80:]
+    assert [nothing, *others] == ["", "", "", ""]
     retriever.delete(["de"])
     assert advice.sentences() == []
+    assert advice.warnings([GERMAN]) == [own], "a warning tells of others' documents"
 
 
 def test_an_embedder_of_many_languages(tmp_path: Path) -> None:
