@@ -17,8 +17,8 @@ from kvstitch.service.worker.kernels.cpu.weight import Weight
 log = logging.getLogger("kvstitch.worker")
 
 LANES, WEIGHTS, FEW = 32, 4, 32  # the same constants as in the C source
-# Rows at a time: of more, x falls out of the cache before it is used again.
-CHUNK = 252
+# Rows: of more, x falls out of the cache before it is used again, and torch is ahead.
+MOST = 252
 # Elements of a weight: smaller ones are done before other threads have woken up.
 MIN_PARALLEL = 1 << 17
 # Many rows go to torch where it is faster by this: two starts should choose the same.
@@ -37,7 +37,7 @@ def supports(x: Tensor, weight: Weight) -> bool:
         and columns % LANES == outs % WEIGHTS == 0 < len(x)
         and values.is_contiguous()
         and (weight.scales is None or weight.scales.is_contiguous())
-        and (len(x) <= FEW or is_fast())
+        and (len(x) <= FEW or (len(x) <= MOST and is_fast()))
     )
 
 
@@ -47,9 +47,8 @@ def product(x: Tensor, weight: Weight) -> Tensor:
     out, bits = torch.empty(len(x), outs), weight.bits
     bits = 32 if weight.values.dtype == torch.float32 else bits
     threads = torch.get_num_threads() if outs * columns >= MIN_PARALLEL else 1
-    for rows, part in zip(torch.split(wide, CHUNK), torch.split(out, CHUNK), strict=True):
-        sizes = len(rows), outs, columns, bits
-        native.call("linear_fp32", rows, weight.values, weight.scales, part, *sizes, threads)
+    sizes = len(x), outs, columns, bits
+    native.call("linear_fp32", wide, weight.values, weight.scales, out, *sizes, threads)
     return (out if weight.bias is None else out.add_(weight.bias)).to(x.dtype)
 
 

@@ -18,7 +18,7 @@ from kvstitch_tune.prompts import prefill_ids
 from tests.service.worker.tiny import random_model, tiny_config
 
 is_fast: Any = linear_fp32.is_fast  # what the fixture replaces
-ROWS = [1, 2, 3, 4, 32, 33, linear_fp32.CHUNK + 2]
+ROWS = [1, 2, 3, 4, 32, 33, linear_fp32.MOST]
 BITS = [32, 16, 8, 4]
 
 
