@@ -20,8 +20,6 @@ from torch import Tensor  # with torch's OpenMP, which the module needs
 
 INTERFACE = 8
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
-
-
 _NAME = "kvstitch.service.worker.kernels.cpu._native"
 
 

@@ -93,6 +93,7 @@ def test_many_rows_go_where_they_were_measured_to_be_faster(
         monkeypatch.setattr(linear_fp32, "repeat", lambda *_, times=times, **__: next(times))
         assert linear_fp32.supports(drawn(33, 64, seed=1), weight) is taken
         assert linear_fp32.supports(few, weight)
+        assert not linear_fp32.supports(drawn(linear_fp32.MOST + 1, 64, seed=1), weight)
 
 
 def test_both_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
