@@ -103,7 +103,7 @@ class LayerRuns:
         """Count the work of a layer; of the last only the last row is finished."""
         flops = self.loop.flops
         if projected:
-            flops.project(len(rows))
+            flops.project(layer, len(rows))
         finished = rows[-1:] if layer + 1 == self.loop.num_layers else rows
-        flops.finish(len(finished))
+        flops.finish(layer, len(finished))
         flops.attend_causally(finished)

@@ -153,11 +153,11 @@ def test_its_cost_is_counted(model: Tiny) -> None:
     """Layers before the choosing one, its projections and one row of scores, then B tokens."""
     decoder, n = model.decoder, len(PROMPT)
     count = FlopCount(decoder)
-    for _ in range(CHOOSES):
-        count.project(n)
+    for layer in range(CHOOSES):
+        count.project(layer, n)
         count.attend(n * (n + 1) / 2)
-        count.finish(n)
-    count.project(n)
+        count.finish(layer, n)
+    count.project(CHOOSES, n)
     count.score(n)
     run = model.stitch(make_fusion("vanilla", {}), eviction=GemFilter(budget=20))
     assert run.result.flops == count.total + full_prefill(decoder, 20)

@@ -104,7 +104,7 @@ class AttentionPass:
             kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
             q = write_and_rotate(rope, kv, q, k, v, rows)
-            self.flops.project(len(rows))
+            self.flops.project(layer, len(rows))
             seen = cached if sight.seen is None else sight.seen(layer)
             attended = None
             if layer in self.layers:
@@ -127,7 +127,7 @@ class AttentionPass:
                     self.flops.score(float(len(rows)) * len(seen))
                 x = decoder.finish(layer, x, attended)
                 self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
-                self.flops.finish(len(rows))
+                self.flops.finish(layer, len(rows))
             yield None
         return torch.stack(by_layer)
 
@@ -180,14 +180,14 @@ class AttentionPass:
     def count(self, layer: int) -> None:
         """Count the work of a layer that scores and sees everything, if it scores."""
         m, pairs = len(self.rows), float(len(self.rows)) * self.layout.tokens
-        self.flops.project(m)
+        self.flops.project(layer, m)
         if layer in self.layers:
             self.flops.score(pairs)
         if layer + 1 < self.layers.stop:
             if layer not in self.layers:
                 self.flops.score(pairs)
             self.flops.score(pairs)
-            self.flops.finish(m)
+            self.flops.finish(layer, m)
 
 
 def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

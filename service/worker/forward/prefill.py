@@ -224,7 +224,7 @@ class PromptLoop:
             keep = (shifted or method.reads_replaced(layer)) and kernels.can_keep(k_all)
             yield from self.make_ready(method, layer, placed=keep or len(rows) < n)
             projected = yield from project(decoder, layer, x, rows, (k_all, v_all), keep=keep)
-            flops.project(len(rows))
+            flops.project(layer, len(rows))
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores, memo)
             if probes is not None and shifted:
@@ -256,7 +256,7 @@ class PromptLoop:
             known, sparse = layout.on_host(rows), None
             if document_keys is not None:
                 sparse = SparseRows(int((known < layout.question_start).sum()), document_keys)
-            flops.finish(len(rows))
+            flops.finish(layer, len(rows))
             _count_attention(flops, layout, known, sparse)
             x = yield from attend_and_finish(
                 decoder, layer, x, q, rows, (k_all, v_all), sparse=sparse, known=known

@@ -186,13 +186,12 @@ class CostModel:
         for phase in self._phases(computed, method or self.prompt.method):
             if phase.exact and phase.layers.stop <= self.prompt.exact_layers_done:
                 continue
-            count = FlopCount(self.shape)
-            phase.add_layer(count)
-            layer_s = count.total * self.flop_s
             for layer in phase.layers:
                 if layer >= phase.cache_from:
                     now = max(now, arrivals[layer])
-                now += layer_s
+                count = FlopCount(self.shape)
+                phase.add_layer(count, layer)
+                now += count.total * self.flop_s
         count = FlopCount(self.shape)
         count.unembed(1)
         return now + count.total * self.flop_s
@@ -226,6 +225,7 @@ class CostModel:
                 layers=self.shape.layers,
                 uncached=min(uncached, prompt.tokens - prompt.question),
                 documents=[*prompt.documents, *loaded],
+                ends_with_mixers=self.shape.ends_with_mixers,
             )
         )
 

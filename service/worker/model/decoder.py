@@ -366,6 +366,16 @@ class DecoderModel:
         wide = self.hidden * self.head_dim
         return wide * (self.heads + 2 * self.kv_heads), wide * self.heads
 
+    def feed_weights(self, block: Any) -> int:
+        """Return numbers of what stands behind a block's output that a row is multiplied by."""
+        return 3 * self.hidden * self.intermediate
+
+    @cached_property
+    def layer_weights(self) -> list[tuple[int, int]]:
+        """As `Shape` has them."""
+        before, behind = self.attention_weights
+        return [(before, behind + self.feed_weights(b)) for b in self.blocks[: self.layers]]
+
     @property
     def kv_bytes_per_token(self) -> int:
         """In the KV pool; chunks store half of it where `values_are_keys`."""

@@ -4,7 +4,7 @@ attention, and how many operations a prompt takes (docs/specification.md §4).""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,12 +85,16 @@ class Shape(Protocol):
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
     vocabulary: int
 
     @property
-    def attention_weights(self) -> tuple[int, int]:
-        """Numbers of a layer's projections before attention, and of the one behind it."""
+    def layer_weights(self) -> Sequence[tuple[int, int]]:
+        """Of every layer how many weights a row is multiplied by up to attention, those of mixers
+        that stand before it among them, and behind it: of experts those that a row takes."""
+
+    @property
+    def ends_with_mixers(self) -> bool:
+        """Whether mixers stand behind the last layer, so that every row finishes it."""
 
 
 @dataclass
@@ -103,9 +107,9 @@ class FlopCount:
     _rows: Tensor | None = None
     _pairs: float = 0.0
 
-    def project(self, rows: int) -> None:
-        """Add the projections to queries, keys and values for so many rows."""
-        self.total += 2.0 * rows * self.shape.attention_weights[0]
+    def project(self, layer: int, rows: int) -> None:
+        """Add what stands before a layer's attention for so many rows."""
+        self.total += 2.0 * rows * self.shape.layer_weights[layer][0]
 
     def attend(self, pairs: float) -> None:
         """Add attention of (query row, key) pairs over all heads: scores and the sum of values."""
@@ -129,11 +133,9 @@ class FlopCount:
             self._rows, self._pairs = rows, float(rows.sum() + len(rows))
         self.total += operations * self._pairs * self.shape.heads * self.shape.head_dim
 
-    def finish(self, rows: int) -> None:
-        """Add the output projection and the gated MLP for so many rows."""
-        s = self.shape
-        per_row = s.attention_weights[1] + 3 * s.hidden * s.intermediate
-        self.total += 2.0 * rows * per_row
+    def finish(self, layer: int, rows: int) -> None:
+        """Add what stands behind a layer's attention for so many rows."""
+        self.total += 2.0 * rows * self.shape.layer_weights[layer][1]
 
     def unembed(self, rows: int) -> None:
         """Add the projection to vocabulary logits for so many rows."""
@@ -145,10 +147,10 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     hand. The last layer finishes only the last row, as our layer loop does."""
     count = FlopCount(shape)
     for layer in range(shape.layers):
-        last = layer == shape.layers - 1
-        count.project(tokens)
+        last = layer == shape.layers - 1 and not shape.ends_with_mixers
+        count.project(layer, tokens)
         count.attend(behind + tokens if last else tokens * (behind + (tokens + 1) / 2))
-        count.finish(1 if last else tokens)
+        count.finish(layer, 1 if last else tokens)
     count.unembed(1)
     return count.total
 
@@ -156,10 +158,12 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
 def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     """Return operations of computing a chunk by itself, `behind` a prefix whose KV is at hand;
     it ends with the keys and values of the last layer."""
-    count, finished = FlopCount(shape), shape.layers - 1
-    count.project(shape.layers * tokens)
-    count.attend(finished * tokens * (behind + (tokens + 1) / 2))
-    count.finish(finished * tokens)
+    count, finished = FlopCount(shape), shape.layers - (not shape.ends_with_mixers)
+    for layer in range(shape.layers):
+        count.project(layer, tokens)
+        if layer < finished:
+            count.attend(tokens * (behind + (tokens + 1) / 2))
+            count.finish(layer, tokens)
     return count.total
 
 

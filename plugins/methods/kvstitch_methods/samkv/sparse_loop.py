@@ -115,7 +115,7 @@ class SparseLayerLoop:
         queries = []
         for layer in range(decoder.layers):
             q, k, v = decoder.qkv(layer, x)
-            flops.project(len(rows))
+            flops.project(layer, len(rows))
             queries.append(q.float().mean(0))
             if layer == decoder.layers - 1:
                 break
@@ -129,7 +129,7 @@ class SparseLayerLoop:
             )
             flops.attend(float(len(rows)) * len(key_rows))
             x = decoder.finish(layer, x, attended)
-            flops.finish(len(rows))
+            flops.finish(layer, len(rows))
             yield None
         return torch.stack(queries)
 
@@ -161,7 +161,7 @@ class SparseLayerLoop:
             k_all, v_all = self.kv.prompt_layer(layer, len(key_rows))
             stored_k, stored_v = self._stored(documents_kv, layer, plan.kept[layer])
             q, k, v = decoder.qkv(layer, x)
-            flops.project(len(x))
+            flops.project(layer, len(x))
             computed, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
             new_k = merge(k[computed], stored_k[slot])
             new_v = merge(v[computed], stored_v[slot])
@@ -198,7 +198,7 @@ class SparseLayerLoop:
                 attended.insert(0, document_rows)
                 flops.attend(float(torch.searchsorted(seen, next_rows, right=True).sum()))
             x = decoder.finish(layer, x, torch.cat(attended))
-            flops.finish(len(x))
+            flops.finish(layer, len(x))
             rows_per_layer.append(len(x))
             rows = next_rows
             yield None

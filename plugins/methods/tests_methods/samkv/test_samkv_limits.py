@@ -75,16 +75,16 @@ def test_operations(model: Tiny) -> None:
     ends = len(sparse_run(model, LONG, replace(PAPER, selection=False)).plan.kept[0])
     flops = FlopCount(model.decoder)
     for layer in range(layers):
-        flops.project(question)
+        flops.project(layer, question)
         if layer < layers - 1:
             flops.attend(question * (ends + question))
-            flops.finish(question)
+            flops.finish(layer, question)
         later = plan.rows[layer + 1] if layer < layers - 1 else []
         last = 1 if layer == layers - 1 else question
-        flops.project(len(plan.rows[layer]) + question)
+        flops.project(layer, len(plan.rows[layer]) + question)
         seen = sorted({*plan.kept[layer], *plan.padding[layer]})
         flops.attend(last * (len(plan.kept[layer]) + question))
         flops.attend(sum(sum(j <= t for j in seen) for t in later))
-        flops.finish(len(later) + last)
+        flops.finish(layer, len(later) + last)
     flops.unembed(1)
     assert ours.result.flops == pytest.approx(flops.total)

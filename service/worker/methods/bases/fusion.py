@@ -33,11 +33,12 @@ class PromptShape:
     layers: int
     uncached: int = 0  # tokens of segments that must be computed, because they are not stored
     documents: Sequence[int] = ()  # tokens of each document whose stored KV is used
+    ends_with_mixers: bool = False  # behind the last layer, so that every row finishes it
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Neighbouring layers of one pass that all cost the same."""
+    """Neighbouring layers of one pass that compute the same rows."""
 
     layers: range  # which layers, in ascending order
     computed: int  # rows whose queries, keys and values are computed
@@ -51,19 +52,19 @@ class Phase:
     # to be stored
     exact: bool = False
 
-    def add_layer(self, count: FlopCount) -> None:
+    def add_layer(self, count: FlopCount, layer: int) -> None:
         """Add the operations of one of the layers to `count`."""
         question = min(self.question, self.attending)
-        count.project(self.computed)
+        count.project(layer, self.computed)
         count.attend(question * self.keys + (self.attending - question) * self.keys / 2)
-        count.finish(self.attending)
+        count.finish(layer, self.attending)
 
 
 def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
     """Return operations of all phases and of the first token's logits, counted with `count`."""
     for phase in phases:
-        for _ in phase.layers:
-            phase.add_layer(count)
+        for layer in phase.layers:
+            phase.add_layer(count, layer)
     count.unembed(1)
     return count.total
 
@@ -89,8 +90,8 @@ def dense_phases(
     start = full + selecting
     if start < last:
         yield phase(range(start, last), rows, rows)
-    # Only the last row finishes the last layer: nothing reads the outputs of the others.
-    yield phase(range(last, shape.layers), rows, 1)
+    # Only the last row finishes the last layer: nothing but mixers reads the outputs of the others.
+    yield phase(range(last, shape.layers), rows, rows if shape.ends_with_mixers else 1)
 
 
 class Reads(Enum):

@@ -21,17 +21,15 @@ class Lfm2(Hybrid):
 
     last_norm = "embedding_norm"
 
-    def __init__(self, model: Any) -> None:
-        feed = model.model.layers[0].feed_forward
-        super().__init__(model)
-        self.intermediate += len(feed.w1.weight) - int(self.config.intermediate_size)
-
     def mixer_shape(self, config: Any) -> MixerShape:
         # As large as a state can be that has no heads.
         return MixerShape(0, 1, 1, int(config.conv_L_cache) - 1, self.hidden, scalar=True)
 
     def mixer_of(self, block: Any) -> Any:
         return block.mixer
+
+    def feed_weights(self, block: Any) -> int:
+        return 3 * int(block.mlp.gate_proj.weight.numel())
 
     def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         return super().order_blocks([_named_as_llamas(block) for block in blocks])
@@ -56,7 +54,7 @@ class Lfm2(Hybrid):
         return gate * read.to(gate.dtype)
 
 
-class Lfm2Moe(Lfm2, ExpertsModel):
+class Lfm2Moe(ExpertsModel, Lfm2):
     """LFM2 with experts, but for the first layers."""
 
     rotary = "pos_emb"

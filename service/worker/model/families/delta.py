@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvstitch.service.worker.model import gated_delta
 from kvstitch.service.worker.model.families.experts import Qwen2Moe
-from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head
+from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head, numbers
 from kvstitch.service.worker.model.mixer_state import MixerShape
 from kvstitch.service.worker.model.projection import (
     DenseProjection,
@@ -64,6 +64,9 @@ class DeltaHybrid(Hybrid):
             qkv = DenseProjection(weight, torch.cat(every))
             self.gates[block] = DenseProjection(gate, gate_bias.reshape(-1))
         return LayerProjections(qkv, fuse(attention.o_proj), gate_up, down)
+
+    def feed_weights(self, block: Any) -> int:
+        return super().feed_weights(block) + numbers(self.gates.get(block))
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return norm(attention.q_norm, q), norm(attention.k_norm, k)

@@ -26,14 +26,19 @@ class ExpertsModel(DecoderModel):
 
     has_plain_layers = False
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        # What a row costs, for the planner: layers with experts decide.
-        self.intermediate = self.config.num_experts_per_tok * self.expert_width()
-
     def expert_width(self) -> int:
         """Intermediate size of one expert."""
         return int(self.config.moe_intermediate_size)
+
+    def shared_width(self) -> int:
+        """Intermediate size of what all rows take beside experts."""
+        return 0
+
+    def feed_weights(self, block: Any) -> int:
+        if not hasattr(block.mlp, "experts"):
+            return super().feed_weights(block)
+        rows = self.config.num_experts_per_tok * self.expert_width() + self.shared_width()
+        return int(3 * self.hidden * rows)
 
     def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
         """Return weights of the experts `[m, chosen]`, from their probabilities fp32."""
@@ -151,9 +156,8 @@ class Qwen2Moe(SharedExperts):
 
     shared = "shared_expert"
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.intermediate += int(self.config.shared_expert_intermediate_size)
+    def shared_width(self) -> int:
+        return int(self.config.shared_expert_intermediate_size)
 
     def shared_part(self, mlp: Any, x: Tensor, out: Tensor, batch: bool) -> Tensor:
         return cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid() * out

@@ -62,8 +62,6 @@ class Gemma4(Gemma2):
         self._gates: list[tuple[Projection, Projection]] = []
         super().__init__(model)
         config = self.config
-        if config.enable_moe_block:
-            self.intermediate += int(config.top_k_experts * config.moe_intermediate_size)
         self._own = int(config.hidden_size_per_layer_input or 0)
         if self._own:
             projection = fuse(model.model.per_layer_model_projection)
@@ -73,6 +71,11 @@ class Gemma4(Gemma2):
                 (fuse(block.per_layer_input_gate), fuse(block.per_layer_projection))
                 for block in self.blocks
             ]
+
+    def feed_weights(self, block: Any) -> int:
+        config = self.config
+        taken = config.enable_moe_block and config.top_k_experts * config.moe_intermediate_size
+        return 3 * self.hidden * (self.intermediate + int(taken or 0))
 
     # -- layers -----------------------------------------------------------------------------------
 

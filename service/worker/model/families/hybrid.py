@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,7 +56,6 @@ class Hybrid(DecoderModel):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.mixer = self.mixer_shape(model.config)
-        self.intermediate = self._mean_intermediate()
 
     # -- hooks of families ------------------------------------------------------------------------
 
@@ -118,15 +118,18 @@ class Hybrid(DecoderModel):
         gate_up, down = self.mlp_projections(block.mlp) or (None, None)
         return LayerProjections(self.mixer_input(net), fuse(net.out_proj), gate_up, down)
 
-    def _mean_intermediate(self) -> int:
-        """Return what the planner counts as a layer's MLP: its own, and a share of the mixers."""
-        shape, mixers = self.mixer, self.projections[self.layers :]
-        numbers = 2 * len(mixers) * shape.heads * shape.key * shape.value
-        for each in mixers:
-            both = (p for p in (each.qkv, each.output) if isinstance(p, DenseProjection))
-            numbers += sum(p.weight.numel() for p in both)
-        rows = len(self.blocks) * self.intermediate + numbers // (3 * self.hidden)
-        return rows // self.layers
+    @cached_property
+    def layer_weights(self) -> list[tuple[int, int]]:
+        shape = self.mixer
+        # The rule reads a state and adds to it, and looks up what it knows unless A is a number.
+        rule = (2 if shape.scalar else 3) * shape.heads * shape.key * shape.value
+        rule += (shape.rows + 1) * shape.channels
+        both = zip(self.blocks, self.projections, strict=True)
+        parts = [(numbers(p.qkv), numbers(p.output) + self.feed_weights(b)) for b, p in both]
+        mixed = [sum(sum(parts[i]) + rule for i in indices) for indices in self.mixers]
+        made = [(mixed[i] + parts[i][0], parts[i][1]) for i in range(self.layers)]
+        made[-1] = (made[-1][0], made[-1][1] + mixed[-1])
+        return made
 
     # -- mixers -----------------------------------------------------------------------------------
 
@@ -198,6 +201,11 @@ class Hybrid(DecoderModel):
         # Behind its own output a mixer goes on as every layer does.
         inner = self.mixer_output(net, own, read).to(x.dtype)
         return (yield from self.finish_steps(index, x, inner, batch=batch))
+
+
+def numbers(projection: Projection | None) -> int:
+    """Return how many weights a projection has; 0 for None."""
+    return projection.weight.numel() if isinstance(projection, DenseProjection) else 0
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

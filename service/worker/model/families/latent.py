@@ -100,8 +100,9 @@ class DeepseekV2(SharedExperts):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.scale = float(self.blocks[0].self_attn.scaling)
-        shared = int(self.config.n_shared_experts or 0)
-        self.intermediate += shared * self.expert_width()
+
+    def shared_width(self) -> int:
+        return int(self.config.n_shared_experts or 0) * self.expert_width()
 
     def kv_shape(self, config: Any) -> tuple[int, int]:
         return 1, int(config.kv_lora_rank + config.qk_rope_head_dim)

@@ -22,9 +22,9 @@ from kvstitch.service.worker.model.families.experts import (
     expert_output,
     mixed_experts,
 )
-from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head
+from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head, numbers
 from kvstitch.service.worker.model.mixer_state import MixerShape
-from kvstitch.service.worker.model.projection import LayerProjections, Projection, fuse, norm
+from kvstitch.service.worker.model.projection import Projection, fuse, norm
 from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch.service.worker.steps import Steps
 
@@ -74,13 +74,11 @@ class GraniteMoeHybrid(MambaHybrid, Granite):
     """Granite 4: Mamba-2 in nine of ten layers, mostly no RoPE, Granite's multipliers, and in some
     models experts beside an MLP that all rows share."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        config = self.config
-        experts = config.num_experts_per_tok * config.intermediate_size
-        self.intermediate = int(config.shared_intermediate_size)
-        self.intermediate += int(experts) if config.num_local_experts else 0
-        self.intermediate = self._mean_intermediate()
+    def feed_weights(self, block: Any) -> int:
+        config, rows = self.config, int(self.config.shared_intermediate_size)
+        if block.mlp.routed is not None:
+            rows += int(config.num_experts_per_tok * config.intermediate_size)
+        return 3 * self.hidden * rows
 
     def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         return super().order_blocks(
@@ -143,7 +141,7 @@ class NemotronH(MambaHybrid):
                 attends = kind == "full_attention"
                 unit = SimpleNamespace(
                     input_layernorm=block.norm, self_attn=net if attends else None,
-                    mamba=None if attends else net, feeds=[],
+                    mamba=None if attends else net, mlp=None, feeds=[],
                 )  # fmt: skip
                 units.append(unit)
             elif not units:
@@ -164,22 +162,17 @@ class NemotronH(MambaHybrid):
             latent = [fuse(net.fc1_latent_proj), fuse(net.fc2_latent_proj)]
         return Feed(block.norm, net, fuse(shared.up_proj), fuse(shared.down_proj), *latent)
 
-    def layer_projections(self, block: Any) -> LayerProjections:
-        net = self.mixer_of(block)
-        if net is not None:
-            return LayerProjections(self.mixer_input(net), fuse(net.out_proj), None, None)
-        attention = block.self_attn
-        return LayerProjections(self.qkv_projection(attention), fuse(attention.o_proj), None, None)
+    def mlp_projections(self, mlp: Any) -> None:
+        return None  # feeds have their own
 
-    def _mean_intermediate(self) -> int:
-        config, feeds = self.config, [f for block in self.blocks for f in block.feeds]
-        experts = sum(hasattr(feed.net, "experts") for feed in feeds)
-        each = config.num_experts_per_tok * config.moe_intermediate_size
-        each += config.moe_shared_expert_intermediate_size
-        rows = (len(feeds) - experts) * config.intermediate_size + experts * each
-        self.intermediate = 0
-        # Of two products, where the planner counts the three of a gated MLP.
-        return super()._mean_intermediate() + 2 * int(rows) // (3 * self.layers)
+    def feed_weights(self, block: Any) -> int:
+        total = 0
+        for feed in block.feeds:
+            total += sum(map(numbers, (feed.up, feed.down, feed.to_latent, feed.from_latent)))
+            if hasattr(feed.net, "experts"):
+                one = feed.net.experts.up_proj[0].numel() + feed.net.experts.down_proj[0].numel()
+                total += int(self.config.num_experts_per_tok) * int(one)
+        return total
 
     def finish_steps(
         self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False

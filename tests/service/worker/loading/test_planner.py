@@ -192,10 +192,10 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
     now = 0.0
     for layer, arrival in enumerate(arrivals):
         count = FlopCount(model.decoder)
-        count.project(20)
+        count.project(layer, 20)
         finished = 1 if layer == layers - 1 else 20
         count.attend(finished * 27)
-        count.finish(finished)
+        count.finish(layer, finished)
         now = max(now, arrival) + count.total * flop_s
     count = FlopCount(model.decoder)
     count.unembed(1)

@@ -103,7 +103,7 @@ def test_a_chunk_alone_is_a_full_prefill_without_its_end(any_family: Tiny) -> No
     """The last layer stops at keys and values, and there is no first token."""
     rest = FlopCount(any_family.decoder)
     rest.attend(len(IDS))
-    rest.finish(1)
+    rest.finish(any_family.decoder.layers - 1, 1)
     rest.unembed(1)
     alone = chunk_prefill(any_family.decoder, len(IDS))
     assert alone + rest.total == pytest.approx(full_prefill(any_family.decoder, len(IDS)), rel=1e-9)

@@ -30,6 +30,7 @@ from kvstitch.service.worker.forward import selfcheck
 from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.prefill import prefill
 from kvstitch.service.worker.layout import Prefix, PromptLayout
+from kvstitch.service.worker.methods.bases.fusion import PromptShape, total_flops
 from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from kvstitch.service.worker.methods.registry import describe, fusion_methods
@@ -37,7 +38,12 @@ from kvstitch.service.worker.model.addressing import Addressing
 from kvstitch.service.worker.model.families import decoder_for
 from kvstitch.service.worker.model.folder_checks import kv_numbers_per_token, read_config
 from kvstitch.service.worker.model.load import load
-from kvstitch.service.worker.model.model_facts import ModelFacts
+from kvstitch.service.worker.model.model_facts import (
+    FlopCount,
+    ModelFacts,
+    chunk_prefill,
+    full_prefill,
+)
 from kvstitch.service.worker.steps import run
 from tests.references.hybrid import ConvolutionReference, HybridReference, MambaReference
 from tests.service.worker.engine.test_engine import greedy
@@ -181,10 +187,44 @@ def model(request: pytest.FixtureRequest) -> Tiny:
 def test_full_prefill_is_transformers_and_the_reference(model: Tiny) -> None:
     layout = PromptLayout.of(S, [D1, D2, D3], Q, uncached=[True] * 4)
     scratch = ScratchKV(model.decoder, layout.tokens)
-    ours = run(prefill(model.decoder, layout, [None] * 4, Vanilla(), scratch)).logits
+    result = run(prefill(model.decoder, layout, [None] * 4, Vanilla(), scratch))
+    ours, decoder = result.logits, model.decoder
     assert_close("hybrid: transformers", ours, model.model(torch.tensor([IDS])).logits[0, -1])
     reference: Any = model.reference
     assert_close("hybrid: reference", ours, reference.pie([], IDS))
+    assert result.flops == pytest.approx(full_prefill(decoder, len(IDS)), rel=1e-9)
+    shape = PromptShape(
+        len(IDS), len(Q), decoder.layers, uncached=len(IDS) - len(Q),
+        ends_with_mixers=decoder.ends_with_mixers,
+    )  # fmt: skip
+    expected = total_flops(list(Vanilla().phases(shape)), FlopCount(decoder))
+    assert expected == pytest.approx(result.flops, rel=0.02), "rows see half of the keys"
+
+
+def test_operations_counted_by_hand() -> None:
+    """Two gated DeltaNets stand before each of two attention layers."""
+    mlp, gate, n = 3 * 48 * 80, 48 * 6 * 16, len(IDS)
+    before, behind = 48 * (6 + 2 + 2) * 16, 6 * 16 * 48 + gate + mlp
+    channels, values = 2 * (2 * 8) + 4 * 6, 4 * 6  # queries, keys and values; values
+    projections = 48 * (channels + values + 4 + 4) + values * 48
+    rule = 3 * 4 * 8 * 6  # what a row knows of a state, adds to it and reads from it
+    mixer = projections + 4 * channels + rule + mlp
+    rows = 2 * n * (2 * mixer + before) + (n + 1) * behind + 48 * 101
+    pairs = n * (n + 1) / 2 + n
+    decoder = hybrid("qwen3_5_text").decoder
+    assert full_prefill(decoder, n) == 2 * rows + 4 * pairs * 6 * 16
+    end = 2 * behind + 4 * n * 6 * 16 + 2 * 48 * 101
+    assert chunk_prefill(decoder, n) == full_prefill(decoder, n) - end
+
+
+def test_of_experts_a_row_takes_some_and_first_layers_have_none() -> None:
+    """LFM2: two of six layers have an MLP, and two of the six attend."""
+    attention, mlp, experts = 48 * (6 + 2 + 2) * 8, 3 * 48 * 80, 2 * 3 * 48 * 24
+    mixer, output = 4 * 48 * 48 + 3 * 48, 48 * 48
+    assert hybrid("lfm2_moe").decoder.layer_weights == [
+        (mixer + mlp + attention, output + mlp),
+        (2 * (mixer + experts) + attention, output + 2 * experts + mixer),
+    ]
 
 
 @pytest.mark.parametrize("mode", ["none", "system"])
