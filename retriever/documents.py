@@ -246,11 +246,3 @@ class IngestResult:
     removed_chunk_ids: list[int] = field(default_factory=list)
     error: RetrieverError | None = None
     state: CatalogState | None = None
-
-
-@dataclass(frozen=True)
-class WordHits:
-    """What a query's words find."""
-
-    ranked: list[tuple[int, float]]
-    exact: list[set[int]]

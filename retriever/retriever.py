@@ -187,9 +187,6 @@ class Retriever:
         exact: Sequence[Collection[int]] = ()
         most = 0.0
         with self._consistency.read():
-            if mode == "hybrid":
-                rarity = self.catalog.rarity(weighty_words(query), scope=scope)
-                most = MOST_OF_A_WORD * sum(rarity.values())
             allowed = self.catalog.allowed_chunks(doc_filter, scope=scope)
             if vector is not None:
                 if vector.made_by is not self.embedder:
@@ -200,6 +197,9 @@ class Retriever:
             if mode != "dense":
                 words = self.catalog.search(analyse_query(query), wanted, allowed, scope=scope)
                 sparse, exact = words.ranked, words.exact
+                if mode == "hybrid":
+                    asked = [words.meant.get(word, word) for word in weighty_words(query)]
+                    most = MOST_OF_A_WORD * sum(self.catalog.rarity(asked, scope=scope).values())
             fused = exact_first(combine(dense, sparse, most), exact, wanted)
             best = {hit.chunk_id: hit for hit in fused[:top_k]}
             found = [(chunk, best[chunk.chunk_id]) for chunk in self.catalog.chunks(list(best))]

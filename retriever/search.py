@@ -6,9 +6,9 @@ Each passage has a score in both, from 0 to 1, and the sum of these by weights r
     by words     its BM25, of what a passage of nothing but the query's words has
 
 So a ranking counts for as much as it tells passages apart. Where all are about as near, as rows of
-one table are, words decide; where they hold few of the query's words, as in another language or
-misspelt, meaning does. Ranks would count the first of either for the same. How many candidates are
-combined does not depend on how many are wanted, so the first are always the same.
+one table are, words decide; where they hold few of the query's words, as in another language,
+meaning does; a misspelt word counts as what was found for it. Ranks would count the first of either
+for the same. How many are combined does not depend on how many are wanted: the first stay the same.
 
 Passages that hold an identifier of the query, or what is in quotation marks there, come before all
 others, as if they were first in both rankings: meaning tells PPR-9087 from PPR-9086 no better than

@@ -40,12 +40,11 @@ from kvstitch.retriever.documents import (
     IndexChange,
     IngestResult,
     StoredDocument,
-    WordHits,
 )
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.errors import DatabaseError, InvalidQuery, InvalidVectors
 from kvstitch.retriever.index import bm25, postings
-from kvstitch.retriever.index.full_text import FullText, Searched
+from kvstitch.retriever.index.full_text import FullText, Searched, WordHits
 from kvstitch.retriever.scope import DEFAULT_SCOPE, EVERYTHING, Scope, View
 from kvstitch.retriever.sql.database import Database
 from kvstitch.retriever.sql.expressions import among
@@ -332,7 +331,7 @@ class Catalog:
             for term in query.exact:
                 found = (self._words.holding(words, spellings) for spellings in term.preferred)
                 exact.append(next(filter(None, found), set()))
-            return WordHits(ranked, exact)
+            return WordHits(ranked, exact, words.meant)
 
     def rarity(self, terms: Collection[Term], *, scope: Scope = DEFAULT_SCOPE) -> dict[Term, float]:
         """Return BM25's inverse document frequency of each word in a scope; nothing where it has no

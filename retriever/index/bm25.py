@@ -139,7 +139,8 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     if tables.made:
         counts = _counts(words, tables, query.terms)
         terms = searched_terms(query, counts, partial(_beginning, connection, tables.new))
-        found = _rank(connection, tables.new, match_expression(terms), among, ids, k)
+        words.meant.update(terms)
+        found = _rank(connection, tables.new, match_expression(terms.values()), among, ids, k)
     for old in tables.old:
         # Chunks that there are, and that the new table has not.
         further = f"{among} AND +rowid IN (SELECT chunk_id FROM chunks)"
@@ -208,7 +209,7 @@ def finish(write: Connection, scope_id: int) -> None:
     write.exec_driver_sql("UPDATE scopes SET old_words = '' WHERE scope_id = ?", (scope_id,))
 
 
-def match_expression(terms: Sequence[Term]) -> str:
+def match_expression(terms: Iterable[Term]) -> str:
     """Terms in FTS5's syntax, any of which may match. Tokens are quoted: they are no operators."""
     return " OR ".join(
         _phrase(phrase) + ("*" if term.starts else "")

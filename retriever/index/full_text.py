@@ -12,7 +12,7 @@ chunks at a time; chunks that it has not come to are found by their old words.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -35,12 +35,22 @@ MOST_MEANT = 3  # words that a misspelt one may mean
 @dataclass(frozen=True)
 class Searched:
     """Where words are searched, in a transaction; look-ups add to `counts`, in how many chunks
-    words are."""
+    words are, and a search to `meant`, as what it looked for each term."""
 
     connection: Connection
     scope_id: int
     counts: dict[str, int]
     allowed_ids: Collection[int] | None = None
+    meant: dict[Term, Term] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WordHits:
+    """What a query's words find, and what was looked for in place of each of them."""
+
+    ranked: Hits
+    exact: list[set[int]]
+    meant: Mapping[Term, Term] = field(default_factory=dict)
 
 
 class FullText(Protocol):
@@ -89,9 +99,9 @@ def uncounted(terms: Iterable[Term], counts: Mapping[str, int]) -> list[str]:
 
 def searched_terms(
     query: AnalysedQuery, counts: dict[str, int], beginning: Beginning
-) -> list[Term]:
-    """The terms that a search asks for: those there are, or of a long query its rarest and last;
-    for a word that no text has, those one letter from it, which are added to `counts`."""
+) -> dict[Term, Term]:
+    """The terms that a search asks for, as what: those there are, or of a long query its rarest and
+    last; for a word that no text has, those one letter from it, which are added to `counts`."""
     found = {term: present(term, counts) for term in query.terms}
     for term in [term for term, there in found.items() if there is None][:MOST_MISSPELT]:
         found[term] = _misspelt(term, counts, beginning)
@@ -105,7 +115,7 @@ def searched_terms(
         others = sorted((t for t in chosen if t not in kept and not t.starts), key=chunks)
         kept.update(others[: max(0, MAX_QUERY_WORDS - len(kept))])
         chosen = [term for term in chosen if term in kept]
-    return [there for term in chosen if (there := found[term]) is not None]
+    return {term: there for term in chosen if (there := found[term]) is not None}
 
 
 def _misspelt(term: Term, counts: dict[str, int], beginning: Beginning) -> Term | None:

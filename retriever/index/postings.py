@@ -118,7 +118,8 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     terms = searched_terms(query, _counts(words, query.terms), partial(_beginning, words))
     if not terms:
         return []
-    hits, values = _hits(scope_id, terms)
+    words.meant.update(terms)
+    hits, values = _hits(scope_id, terms.values())
     among = ""
     more_values: list[Any] = [scope_id]
     if words.allowed_ids is not None:
@@ -188,7 +189,7 @@ def _uncount(write: Connection, scope_id: int, ids: list[int]) -> None:
     write.exec_driver_sql(_COUNT, (scope_id, -count, -words))
 
 
-def _hits(scope_id: int, terms: Sequence[Term]) -> tuple[str, list[Any]]:
+def _hits(scope_id: int, terms: Iterable[Term]) -> tuple[str, list[Any]]:
     """A query of term, chunk_id and frequency f of what has any of the terms' spellings."""
     whole: list[str] = []
     parts: list[str] = []

@@ -85,11 +85,18 @@ def test_a_misspelt_word_finds_what_it_means(open_retriever: OpenRetriever) -> N
         assert [hit.chunk.doc_id for hit in hits] == [found], asked
     for asked in ("gaurt", "gat", "elephants", "gu"):
         assert retriever.search(asked, 3, mode="sparse") == []
+    # It counts as much as if it were spelt right.
+    vector = retriever.embed_query("time")
+    wrong, right = (
+        [(p.chunk.doc_id, p.score) for p in retriever.search(word, 3, mode="hybrid", vector=vector)]
+        for word in ("gaurd", "guard")
+    )
+    assert wrong == right
     # A word that is there is looked for as it is.
     retriever.ingest([Document("message", "gaurd is a name")])
     assert first(retriever, "gaurd")[0] == "message"
     asked_for = searched_terms(analyse_query("gaurd " * 3 + "absent"), {}, lambda _: [("guard", 2)])
-    assert [term.spellings for term in asked_for] == [(("guard",),)]
+    assert [term.spellings for term in asked_for.values()] == [(("guard",),)]
 
 
 def test_a_long_question_is_searched_by_rare_words_and_its_end(
@@ -107,7 +114,7 @@ def test_a_long_question_is_searched_by_rare_words_and_its_end(
     counted |= {"zirconium": 1, "lastword": 9}
     asked = searched_terms(analyse_query(query), counted, lambda _: ())
     assert len(asked) == MAX_QUERY_WORDS
-    spelled = {spelling for term in asked for spelling in term.spellings}
+    spelled = {spelling for term in asked.values() for spelling in term.spellings}
     assert {("zirconium",), ("lastword",), ("absent399",)} <= spelled
 
 
