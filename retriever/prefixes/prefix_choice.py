@@ -6,7 +6,7 @@
                 not in, or the next group's
     neighbours  the chunk's nearest ones
 
-Of several prefixes the mean of what is computed behind each is stored.
+Behind several prefixes a chunk takes the mean of what it attends to behind each.
 
 Only chunks are in it that its readers may read, and that nobody writes who could not change the
 chunk itself (`scope.Owners`): what stands before a chunk changes answers. Where there are too few

@@ -178,8 +178,8 @@ class RetrievalSettings(BaseModel):
         3,
         ge=1,
         le=8,
-        description="sets of such chunks that each chunk is computed behind in prefix mode primer; "
-        "their mean is stored, and ingestion takes so many times as long",
+        description="sets of such chunks that each chunk is computed behind at once in prefix mode "
+        "primer, with the mean of what it attends to",
     )
 
     document_prefix: int = Field(

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ from kvstitch.service.worker.methods.layer_view import (
 )
 from kvstitch.service.worker.model.addressing import Address
 from kvstitch.service.worker.model.decoder import DecoderModel
-from kvstitch.service.worker.model.mixer_state import State, StoredState, mean
+from kvstitch.service.worker.model.mixer_state import State, StoredState
 from kvstitch.service.worker.model.model_facts import chunk_prefill
 from kvstitch.service.worker.steps import Steps
 
@@ -81,8 +83,6 @@ class Rows:
     """A chunk while its rows are computed."""
 
     cut: slice
-    positions: Tensor
-    end: int
     k: list[Tensor]
     v: list[Tensor]
     extra: ExtraBuilder | None
@@ -111,26 +111,20 @@ class ChunkPrefill:
         earlier."""
         decoder = self._decoder.with_lora(addresses[0].lora)
         before = 0.0
-        runs: list[list[Rows]] = []
+        prefixes: list[list[tuple[Address, EncodedChunk]]] = []
         for needed in addresses[0].all_parts:
-            parts: list[EncodedChunk] = []
+            prefixes.append([])
             for part in needed:
                 stored, cost = yield from self._part(part)
-                parts.append(stored)
+                prefixes[-1].append((part, stored))
                 before += cost
-            # Extra tensors say how a chunk's tokens look at it, which the first prefix shows.
-            first = extra if not runs else None
-            rows = yield from chunk_rows(decoder, addresses, needed, parts, extra=first)
-            runs.append(rows)
+        chunks = yield from chunk_rows(decoder, addresses, prefixes, extra=extra)
         pin = decoder.device.type == "cuda"
         computed = []
-        for address, chunk in zip(addresses, _means(runs), strict=True):
+        for address, chunk in zip(addresses, chunks, strict=True):
             states = _packed(decoder, address, chunk)
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, states=states, pin=pin)
-            flops = sum(
-                chunk_prefill(decoder, len(address.ids), behind=prefix)
-                for prefix in address.prefix_lengths
-            )
+            flops = chunk_prefill(decoder, len(address.ids), behind=address.prefix_lengths)
             tensors = {} if chunk.extra is None else chunk.extra.tensors()
             computed.append(ComputedChunk(encoded, before + flops, extra, tensors))
             before = 0.0  # counted once
@@ -184,59 +178,96 @@ class ChunkPrefill:
         return reading.result()
 
 
+class _Prefix:
+    """What chunks stand behind, and where they attend to it, one after the other."""
+
+    def __init__(
+        self,
+        decoder: DecoderModel,
+        parts: Sequence[tuple[Address, CachedSegment]],
+        lengths: Sequence[int],
+    ) -> None:
+        device = decoder.device
+        self.parts = parts
+        self.layout = PromptLayout.of(
+            (), [part.ids for part, _ in parts], [],
+            uncached=[False] * (1 + len(parts)), device=device,
+        )  # fmt: skip
+        self.tokens = self.layout.tokens
+        self.rows = [torch.arange(self.tokens, self.tokens + n, device=device) for n in lengths]
+        self.positions = torch.cat(self.rows)
+        self.scratch = ScratchKV(decoder, self.tokens + max(lengths))
+        stored = [None, *(stored for _, stored in parts)]
+        self.placer = kv_placer(decoder, self.layout, stored, self.layout.all_rows, self.scratch)
+
+
 def chunk_rows(
     decoder: DecoderModel,
     addresses: Sequence[Address],
-    behind: Sequence[Address],
-    parts: Sequence[CachedSegment],
+    prefixes: Sequence[Sequence[tuple[Address, CachedSegment]]],
     *,
     extra: ChunkExtra | None = None,
 ) -> Steps[list[Rows]]:
-    """Compute keys before RoPE and values of chunks at every layer."""
-    device = decoder.device
-    before = PromptLayout.of(
-        (), [part.ids for part in behind], [],
-        uncached=[False] * (1 + len(parts)), device=device,
-    )  # fmt: skip
+    """Compute keys before RoPE and values of chunks at every layer. Of several prefixes each row
+    takes the mean of what it attends to behind each of them. Extra tensors, which say how a
+    chunk's tokens look at it, are those behind the first."""
+    lengths = [len(address.ids) for address in addresses]
+    behind = [_Prefix(decoder, parts, lengths) for parts in prefixes]
     chunks: list[Rows] = []
-    end = 0
-    for address in addresses:
-        start, end = end, end + len(address.ids)
-        stop = before.tokens + end - start
-        positions = torch.arange(before.tokens, stop, device=device)
+    for end, tokens in zip(accumulate(lengths), lengths, strict=True):
         builder = None if extra is None else extra.builder()
-        chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
-    # One after the other, the chunks attend in the same place behind the parts.
-    longest = max(len(address.ids) for address in addresses)
-    scratch = ScratchKV(decoder, before.tokens + longest)
+        chunks.append(Rows(slice(end - tokens, end), [], [], builder))
     ids = [token for address in addresses for token in address.ids]
-    positions = torch.cat([chunk.positions for chunk in chunks])
-    x = decoder.embed(torch.tensor(ids, device=device))
+    x = decoder.embed(torch.tensor(ids, device=decoder.device))
     # Where no mixers follow, nothing reads the last layer's output.
     ends = decoder.layers - (not decoder.ends_with_mixers)
-    with kv_placer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
+    with ExitStack() as stack:
+        for prefix in behind:
+            stack.enter_context(prefix.placer)
         for layer in range(decoder.layers):
-            if before.tokens:
-                placer.place(layer)
             if decoder.mixers:
-                x = yield from _mix(decoder, layer, x, chunks, behind, parts)
+                x = yield from _mix(decoder, layer, x, chunks, behind)
             q, k, v = yield from qkv(decoder, layer, x)
-            # For all chunks at once: with short ones each call costs more than its work.
-            rotated = decoder.ropes[layer].rotate(q, positions)
-            kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
-            attended = []
+            k, v = k.clone(), v.clone()  # without the queries, in whose memory they lie
             for chunk in chunks:
-                queries = q[chunk.cut], rotated[chunk.cut]
-                kv = _write(decoder, layer, chunk, queries, kept, scratch)
-                if layer < ends:
-                    rows = attend(decoder, layer, queries[1], chunk.positions, *kv)
-                    attended.append((yield from rows))
+                chunk.k.append(k[chunk.cut])
+                chunk.v.append(v[chunk.cut])
+            attended = []
+            for prefix in behind if layer < ends or extra is not None else ():
+                first = prefix is behind[0]
+                attended.append((yield from _attend(decoder, layer, q, chunks, prefix, first)))
             if layer < ends:
-                x = yield from finish(decoder, layer, x, torch.cat(attended))
+                x = yield from finish(decoder, layer, x, _mean(attended))
             yield None
         if decoder.ends_with_mixers:
-            yield from _mix(decoder, decoder.layers, x, chunks, behind, parts)
+            yield from _mix(decoder, decoder.layers, x, chunks, behind)
     return chunks
+
+
+def _attend(
+    decoder: DecoderModel,
+    layer: int,
+    q: Tensor,
+    chunks: Sequence[Rows],
+    prefix: _Prefix,
+    first: bool,
+) -> Steps[Tensor]:
+    """Return what the chunks' rows attend to behind a prefix; extra tensors are of the `first`."""
+    rope, rule, scratch = decoder.ropes[layer], decoder.rules[layer], prefix.scratch
+    if prefix.tokens:
+        prefix.placer.place(layer)
+    # For all chunks at once: with short ones each call costs more than its work.
+    rotated = rope.rotate(q, prefix.positions)
+    out = []
+    for chunk, rows in zip(chunks, prefix.rows, strict=True):
+        k, v, queries = chunk.k[-1], chunk.v[-1], rotated[chunk.cut]
+        kv = scratch.prompt_layer(layer, prefix.tokens + len(rows))
+        write_rows(rope, *kv, k, v, rows)
+        if first and chunk.extra is not None:
+            view = ChunkLayer(queries, kv[0], q[chunk.cut], k, decoder.scale, rule)
+            chunk.extra.add(view)
+        out.append((yield from attend(decoder, layer, queries, rows, *kv)))
+    return torch.cat(out)
 
 
 def _mix(
@@ -244,27 +275,34 @@ def _mix(
     layer: int,
     x: Tensor,
     chunks: Sequence[Rows],
-    behind: Sequence[Address],
-    parts: Sequence[CachedSegment],
+    behind: Sequence[_Prefix],
 ) -> Steps[Tensor]:
-    """Run the chunks through the mixers before a layer, each behind the parts."""
-    stored_parts = [
-        stored_states(decoder, part, layer, len(address.ids))
-        for part, address in zip(parts, behind, strict=True)
+    """Run the chunks through the mixers before a layer, behind the mean state of the prefixes."""
+    stored = [
+        [stored_states(decoder, part, layer, len(address.ids)) for address, part in prefix.parts]
+        for prefix in behind
     ]
     for chunk in chunks:
         chunk.states.append([])
     for number, index in enumerate(decoder.mixers[layer]):
-        state: State | None = None
-        for part in stored_parts:
-            state = part[number].behind(state)
+        states: list[State] = []
+        for parts in stored:
+            state: State | None = None
+            for part in parts:
+                state = part[number].behind(state)
+            states += [] if state is None else [state]
+        before = State(*map(_mean, zip(*states, strict=True))) if states else None
         out: list[Tensor] = []
         for chunk in chunks:
-            stored = chunk.states[-1]
-            rows, _ = yield from decoder.mix(index, x[chunk.cut], state, stored=stored)
+            rows, _ = yield from decoder.mix(index, x[chunk.cut], before, stored=chunk.states[-1])
             out.append(rows)
         x = torch.cat(out)
     return x
+
+
+def _mean(same: Sequence[Tensor]) -> Tensor:
+    """Return the mean of tensors of one shape."""
+    return same[0] if len(same) == 1 else torch.stack(same).float().mean(0).to(same[0].dtype)
 
 
 def _packed(decoder: DecoderModel, address: Address, chunk: Rows) -> list[Tensor] | None:
@@ -279,42 +317,6 @@ def _packed(decoder: DecoderModel, address: Address, chunk: Rows) -> list[Tensor
     each, nothing = decoder.mixers_per_layer, torch.empty(0, dtype=torch.uint8)
     starts = range(0, decoder.layers * each, each)
     return [torch.cat([nothing, *packed[start : start + each]]) for start in starts]
-
-
-def _write(
-    decoder: DecoderModel,
-    layer: int,
-    chunk: Rows,
-    queries: tuple[Tensor, Tensor],
-    kept: tuple[Tensor, Tensor],
-    scratch: ScratchKV,
-) -> tuple[Tensor, Tensor]:
-    """Keep a layer's KV of a chunk, and write it behind that of the parts."""
-    k, v = kept[0][chunk.cut], kept[1][chunk.cut]
-    kv = scratch.prompt_layer(layer, chunk.end)
-    write_rows(decoder.ropes[layer], *kv, k, v, chunk.positions)
-    chunk.k.append(k)
-    chunk.v.append(v)
-    if chunk.extra is not None:
-        fresh, rotated = queries
-        rule = decoder.rules[layer]
-        chunk.extra.add(ChunkLayer(rotated, kv[0], fresh, k, decoder.scale, rule))
-    return kv
-
-
-def _means(runs: Sequence[Sequence[Rows]]) -> Sequence[Rows]:
-    """Return the chunks of the first run with the mean KV of all runs."""
-    first, *others = runs
-    for number, chunk in enumerate(first if others else ()):
-        for name in ("k", "v"):
-            layers = getattr(chunk, name)
-            for layer, own in enumerate(layers):
-                every = [own, *(getattr(run[number], name)[layer] for run in others)]
-                layers[layer] = torch.stack(every).float().mean(0).to(own.dtype)
-        for layer, of_layer in enumerate(chunk.states):
-            for place in range(len(of_layer)):
-                of_layer[place] = mean([run[number].states[layer][place] for run in runs])
-    return first
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

@@ -206,11 +206,7 @@ class CostModel:
         prompt = self.prompt
         chosen = [prompt.loads[i] for i in computed] if prompt.as_stored else []
         chunks = [*prompt.alone, *((load.tokens, load.prefixes) for load in chosen)]
-        return sum(
-            chunk_prefill(self.shape, tokens, behind=prefix)
-            for tokens, prefixes in chunks
-            for prefix in prefixes
-        )
+        return sum(chunk_prefill(self.shape, n, behind=prefixes) for n, prefixes in chunks)
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
         prompt = self.prompt

@@ -25,8 +25,7 @@ class Address:
     ids: tuple[int, ...]
     # what stands before the segment while it is precomputed, one after the other
     parts: tuple[Address, ...] = ()
-    # what else stands before it: it is computed behind each of these, too, and its KV is the mean
-    # of all
+    # what else stands before it: its rows take the mean of what they attend to behind each
     other_parts: tuple[tuple[Address, ...], ...] = ()
     # each part but the first was computed as if it alone stood behind the first
     stitched: bool = False
@@ -93,9 +92,8 @@ class Addressing:
         behind: Sequence[Sequence[Sequence[int]]] = (),
     ) -> Address:
         """Return a document segment, precomputed behind the prefix that `prefix_mode` names; in
-        the modes primer and neighbours that is S and then the documents `behind`. Of several
-        such prefixes in mode primer the mean is stored; behind none it is the same chunk as in
-        mode system. Each part of a primer is computed behind those before it, as such chunks are
+        the modes primer and neighbours that is S and then the documents `behind`. In mode primer
+        it may be behind several such prefixes; behind none it is the same chunk as in mode system. Each part of a primer is computed behind those before it, as such chunks are
         parts of one another's prefixes."""
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:

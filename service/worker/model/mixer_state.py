@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,13 +125,6 @@ class MixerShape:
 
 
 _SCALE = torch.float16
-
-
-def mean(states: Sequence[StoredState]) -> StoredState:
-    """Return the mean of what the same rows make of a state behind several prefixes."""
-    rows = torch.stack([s.rows for s in states]).float().mean(0).to(states[0].rows.dtype)
-    a, b = (torch.stack([s.map[part] for s in states]).mean(0) for part in (0, 1))
-    return StoredState(rows, Map(a, b), states[0].own)
 
 
 def _bytes(x: Tensor) -> Tensor:

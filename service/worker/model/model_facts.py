@@ -155,14 +155,15 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     return count.total
 
 
-def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
-    """Return operations of computing a chunk by itself, `behind` a prefix whose KV is at hand;
-    it ends with the keys and values of the last layer."""
+def chunk_prefill(shape: Shape, tokens: int, *, behind: Sequence[int] = (0,)) -> float:
+    """Return operations of computing a chunk by itself, behind prefixes of these lengths whose KV
+    is at hand: its rows attend behind each of them. It ends with the keys and values of the last
+    layer."""
     count, finished = FlopCount(shape), shape.layers - (not shape.ends_with_mixers)
     for layer in range(shape.layers):
         count.project(layer, tokens)
         if layer < finished:
-            count.attend(tokens * (behind + (tokens + 1) / 2))
+            count.attend(sum(tokens * (before + (tokens + 1) / 2) for before in behind))
             count.finish(layer, tokens)
     return count.total
 
