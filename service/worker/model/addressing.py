@@ -92,9 +92,10 @@ class Addressing:
         behind: Sequence[Sequence[Sequence[int]]] = (),
     ) -> Address:
         """Return a document segment, precomputed behind the prefix that `prefix_mode` names; in
-        the modes primer and neighbours that is S and then the documents `behind`. In mode primer
-        it may be behind several such prefixes; behind none it is the same chunk as in mode system. Each part of a primer is computed behind those before it, as such chunks are
-        parts of one another's prefixes."""
+        the modes primer and neighbours that is S and then the documents `behind`, in mode primer
+        several such prefixes at once; behind none it is the same chunk as in mode system. Each
+        part of a primer is computed behind those before it, as such chunks are parts of one
+        another's prefixes."""
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
             mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode

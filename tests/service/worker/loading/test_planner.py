@@ -140,8 +140,11 @@ def test_computing_by_itself_costs_more_than_with_the_prompt(model: Tiny) -> Non
     assert both == pytest.approx(changed(missing, alone=[(100, [50]), (100, [0])]).seconds())
     assert changed(missing, alone=[(100, [50])]).flops() > missing.flops()
     of_three = changed(missing, alone=[(100, [50, 50, 0])]).flops()
-    each = [changed(missing, alone=[(100, [prefix])]).flops() for prefix in (50, 50, 0)]
-    assert of_three - missing.flops() == pytest.approx(sum(each) - 3 * missing.flops())
+    of_one, of_none = (changed(missing, alone=[(100, [p])]).flops() for p in (50, 0))
+    attended = 4.0 * 100 * 101 / 2 * (model.decoder.layers - 1) * model.decoder.heads
+    behind_none = attended * model.decoder.head_dim
+    # Attention behind each, and the products once.
+    assert of_three - of_none == pytest.approx(2 * (of_one - of_none + behind_none))
 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
