@@ -42,9 +42,9 @@ from kvstitch.service.worker.model.mixer_state import State, StoredState
 from kvstitch.service.worker.model.model_facts import chunk_prefill
 from kvstitch.service.worker.steps import Steps
 
-# Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
-# tenants take turns; few, because each holds as much memory as a chunk of its length.
-MAX_PARTS = 8
+# Parts whose KV is kept in memory: S and three primers of three chunks, and as chunks of several
+# collections or tenants take turns some others; few, because each holds the memory of a chunk.
+MAX_PARTS = 12
 
 
 Read = Callable[[Address], "Future[EncodedChunk | None]"]
