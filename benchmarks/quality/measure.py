@@ -121,10 +121,7 @@ class Measurer:
         # One sequence after the other, because a real vocabulary is large.
         kl = [divergence(reference.logits, each).tolist() for each in logits]
         agree = [agreement(reference.logits, each).tolist() for each in logits]
-        made = [
-            replace(self._record(prompt, run, reference, kl[i], agree[i]), margins=margins(each))
-            for i, (run, each) in enumerate(zip(runs, logits, strict=True))
-        ]
+        made = [self._record(prompt, run, reference, kl[i], agree[i]) for i, run in enumerate(runs)]
         if not prompt.answers:
             return made
         ends = self._decoder.end_ids
@@ -155,12 +152,6 @@ class Measurer:
             seconds=run.seconds,
             full_seconds=reference.seconds,
         )
-
-
-def margins(logits: Tensor) -> list[float]:
-    """How far the most likely token is ahead of the second, nats, for `[m, vocabulary]`."""
-    best = logits.float().topk(2).values
-    return [round(each, 4) for each in (best[:, 0] - best[:, 1]).tolist()]
 
 
 def measure_all(

@@ -37,8 +37,6 @@ class Record:
         text: the generated answer, where answers are known.
         full_text: full prefill's, which is all there is to know of it without running it twice.
         full_seconds: as `seconds`, of full prefill.
-        margins: by how much the most likely token is ahead of the second, in nats, for each token
-            of full prefill's greedy answer.
     """
 
     prompt: str
@@ -56,7 +54,6 @@ class Record:
     text: str | None = None
     full_text: str | None = None
     full_seconds: float | None = None
-    margins: list[float] | None = None
 
     @property
     def kl(self) -> float:
