@@ -8,8 +8,9 @@ tier.damage_extra(key, "sketch")
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +54,16 @@ class FakeTier:
         blocked, self._blocked = self._blocked, {}
         for event in blocked.values():
             event.set()
+
+    def release_when(self, holds: Callable[[], bool]) -> None:
+        """`release` on a thread as soon as that holds, however slow the machine is."""
+
+        def wait() -> None:
+            while not holds():
+                time.sleep(0.001)
+            self.release()
+
+        threading.Thread(target=wait, daemon=True).start()
 
     def heal(self) -> None:
         self._faults.clear()

@@ -132,7 +132,7 @@ def test_delete_empties_the_queue_and_waits_for_a_write_under_way(store, shared)
     for n in range(3):
         store.put(make_key(n), make_chunk(seed=n))
     wait_for(shared, "put")
-    threading.Timer(0.5, shared.release).start()
+    shared.release_when(lambda: store.stats().pending_writes == 2)
     removed = store.delete([make_key(0), make_key(1)])
     assert removed == {"memory": 2, "disk": 2, "shared": 1}
     assert store.flush(60) and store.keys() == {make_key(2)}
@@ -180,7 +180,7 @@ def test_what_only_this_machine_holds_is_deleted_and_nothing_comes_after(store, 
     for n in (1, 2):
         store.put(make_key(n), make_chunk(seed=n))
     wait_for(shared, "put")  # one is being written, the other waits
-    threading.Timer(0.3, shared.release).start()
+    shared.release_when(lambda: store.stats().pending_writes == 1)
     assert store.keeps_on_disk and store.delete_own()
     assert store.flush(60) and store.keys() == set(shared.keys()) == {make_key(0), make_key(1)}
     assert set(disk.keys()) == set()
