@@ -95,7 +95,7 @@ def served_rule(memory: list[int]) -> Iterator[None]:
     and forget what stands more than `memory[-1]` rows before."""
 
     def rule(
-        query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, **_: Any
+        query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, **others: Any
     ) -> tuple[Tensor, None]:
         texts, m, heads, width = query.shape
 
