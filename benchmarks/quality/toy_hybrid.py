@@ -46,7 +46,7 @@ KL: full prefill ‖ method in nats at the answer's first token, the value; same
 prefill's; right: it is the value that the text gives; rows: computed for a question, over the
 prompt's. Whole: the key stands in the value's chunk; cut: in the one before. In brackets 95 %
 bootstrap intervals over prompts. Chunks but the first stand behind the system prompt, behind three
-other chunks too (primer x1), or are the mean of three such (primer x3).
+other chunks too (primer x1), or behind three such at once (primer x3).
 """
 
 
