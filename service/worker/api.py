@@ -21,6 +21,8 @@ from kvstitch.service.worker.forward.kv_placement import write_rows
 from kvstitch.service.worker.forward.mixing import stored_states
 from kvstitch.service.worker.forward.prefill import Capture, prefill
 from kvstitch.service.worker.forward.selfcheck import check as start_up_check
+from kvstitch.service.worker.forward.selfcheck import cpu_choices
+from kvstitch.service.worker.kernels.device_kernels import why_missing
 from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 from kvstitch.service.worker.methods.bases.eviction import evict
 from kvstitch.service.worker.methods.fusion.a3 import Method as A3
@@ -59,9 +61,10 @@ __all__ = [
     "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder", "CacheBlend", "Capture",
     "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV", "KVPool", "LegoLink",
     "MixerShape", "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "State", "Vanilla",
-    "add_folder", "attend_rows", "decode_step", "decoder_for", "default_pool_tokens", "evict",
-    "eviction_methods", "full_prefill_flops", "fusion_methods", "gated_delta", "kernel_weights",
-    "lacks_memory", "load_model", "make_eviction", "make_fusion", "mamba2", "model_fingerprint",
-    "no_memory", "prefill", "read_calibration", "run", "set_threads", "start_up_check",
-    "stored_states", "weighted_values", "write_rows",
+    "add_folder", "attend_rows", "cpu_choices", "decode_step", "decoder_for",
+    "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops", "fusion_methods",
+    "gated_delta", "kernel_weights", "lacks_memory", "load_model", "make_eviction",
+    "make_fusion", "mamba2", "model_fingerprint", "no_memory", "prefill", "read_calibration",
+    "run", "set_threads", "start_up_check", "stored_states", "weighted_values", "why_missing",
+    "write_rows",
 ]  # fmt: skip

@@ -157,19 +157,20 @@ def check_defaults(settings: Settings) -> Iterator[Finding]:
 
 def check_start(settings: Settings) -> Iterator[Finding]:
     """Do what a start would do: load the model and compare it with transformers; embed a text."""
-    yield _start_up(settings)
+    yield from _start_up(settings)
     yield _embedding(settings)
 
 
-def _start_up(settings: Settings) -> Finding:
+def _start_up(settings: Settings) -> Iterator[Finding]:
     from kvstitch.service.worker import api
 
     began = time.monotonic()
     try:
         folder = find_model(settings)
         if folder is None:
-            return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
-                        f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
+            yield warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
+                       f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
+            return
         api.set_threads(settings.threads)
         how = {"dtype": settings.dtype, "quantize": settings.quantize}
         adapter = api.load_model(str(folder), device=settings.device_of(0), **how)
@@ -177,14 +178,24 @@ def _start_up(settings: Settings) -> Finding:
         for name, lora in settings.loras.items():
             load_object(adapters().add)(adapter, name, lora)
     except KvstitchError as error:
-        return fail("start-up check", error.message, "it cannot be served as it is")
+        yield fail("start-up check", error.message, "it cannot be served as it is")
+        return
     except Exception as error:
         if not api.lacks_memory(error):
             raise
-        return fail("start-up check", api.no_memory(), "then run it again")
+        yield fail("start-up check", api.no_memory(), "then run it again")
+        return
     dtype, took_s = str(adapter.dtype).removeprefix("torch."), time.monotonic() - began
-    return ok("start-up check", f"{adapter.family} in {dtype} on {adapter.device}: {theirs:.1g} to "
-              f"transformers, {stitched:.1g} stitched, {took_s:.1f} s")  # fmt: skip
+    yield ok("start-up check", f"{adapter.family} in {dtype} on {adapter.device}: {theirs:.1g} to "
+             f"transformers, {stitched:.1g} stitched, {took_s:.1f} s")  # fmt: skip
+    reason = api.why_missing(adapter.device)
+    said = [f"torch in their place: {reason}" if reason else "all"]
+    if adapter.device.type == "cpu":
+        said += (
+            f"{what}: {1000 * kernel:.1f} ms by the kernel, {1000 * torchs:.1f} by torch"
+            for what, (kernel, torchs) in api.cpu_choices().items()
+        )
+    yield ok("kernels", "; ".join(said))
 
 
 def _embedding(settings: Settings) -> Finding:

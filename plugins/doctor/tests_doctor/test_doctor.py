@@ -18,6 +18,7 @@ from kvstitch.service.cli import main
 from kvstitch.service.gateway.auth.keys import KeyStore
 from kvstitch.service.settings import demo_model
 from kvstitch.service.shared.model_fingerprint import fingerprint
+from kvstitch.service.worker.kernels.cpu import native
 from tests import ports
 from tests.redis_server import redis_server
 from tests.retriever.http_endpoint import endpoint
@@ -271,6 +272,13 @@ def test_deep_runs_the_start_up_check(doctor: Doctor, model: Path) -> None:
     found = doctor("--deep")
     assert "to transformers" in found["start-up check"]["message"]
     assert "384" in found["embedding"]["message"]
+    said = found["kernels"]["message"]
+    if native.module() is None and not native.has_avx2_alone():
+        assert said == f"torch in their place: {native.why_missing()}"
+    elif native.has_avx2_alone():
+        assert "this CPU has no AVX-512; 192 rows by a weight of 1 M: " in said
+    else:
+        assert said.startswith("all")
     change(model / "config.json", model_type="gpt2")
     assert doctor("--deep", code=1)["start-up check"]["level"] == "fail"
 

@@ -17,11 +17,13 @@ from kvstitch.service.errors import ModelRefused
 from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.kv_placement import LayerViews
 from kvstitch.service.worker.forward.prefill import prefill
+from kvstitch.service.worker.kernels.cpu import linear_fp32, measured, native
 from kvstitch.service.worker.layout import Prefix, PromptLayout
 from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from kvstitch.service.worker.methods.layer_view import LayerView
 from kvstitch.service.worker.model.addressing import Addressing
+from kvstitch.service.worker.model.attention import kernel_is_fast
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.rope import static_positions
 from kvstitch.service.worker.steps import run
@@ -117,6 +119,15 @@ def _probed_hybrid(decoder: DecoderModel, full: PromptLayout) -> tuple[Tensor, T
     )  # fmt: skip
     scratch = ScratchKV(decoder, full.tokens)
     return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
+
+
+def cpu_choices() -> dict[str, tuple[float, float]]:
+    """Measure where this CPU's kernels compete with torch; seconds of both, by what was done."""
+    if native.has_avx2_alone():
+        linear_fp32.is_fast()
+    if native.module() is not None:
+        kernel_is_fast(False), kernel_is_fast(True)
+    return dict(measured.measured)
 
 
 def _probe_ids(config: Any) -> list[int]:

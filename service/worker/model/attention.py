@@ -11,12 +11,13 @@ prompt reaches, use the kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvstitch.service.worker.kernels.cpu import cpu_linear, prefill_attention
+from kvstitch.service.worker.kernels.cpu import cpu_linear, measured, prefill_attention
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
 
@@ -27,6 +28,9 @@ ROW_TILE = 64
 # made explicitly, the most fp32 numbers `heads · rows · keys` of a tile: 64 MiB, and 512 on a GPU.
 RULE_TILE_ELSEWHERE = 512
 RULE_SCORES, RULE_SCORES_ELSEWHERE = 1 << 24, 1 << 27
+
+# Rows that are many for the choice between the kernel and torch, and the keys it is measured with.
+MANY_ROWS, MEASURED_KEYS = 512, 1024
 
 ScoreFn = Callable[[Tensor, Tensor], Tensor | None]
 """Softmax weights `[heads, m, n]` and positions of their rows `[m]` → scores of the keys `[n]`.
@@ -58,17 +62,24 @@ def attend_rows(
     """
     if rule is not PLAIN and _differs(rule, k, rows, key_rows):
         return _attend_by_rule(q, k, v, rows, scale, key_rows=key_rows, rule=rule)
-    m, heads, d = q.shape
-    kv_heads, n = k.shape[0], k.shape[1]
+    m = len(q)
     if m == 1:
         if key_rows is None:
             seen = (int(rows[0]) if last is None else last) + 1
         else:
             seen = int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
-    if prefill_attention.supports(q, k, v):
+    if prefill_attention.supports(q, k, v) and kernel_is_fast(m >= MANY_ROWS):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
         return prefill_attention.attend(q, k, v, counts, scale)
+    return _attend_in_torch(q, k, v, rows, scale, key_rows=key_rows)
+
+
+def _attend_in_torch(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float, *, key_rows: Tensor | None = None
+) -> Tensor:
+    m, heads, d = q.shape
+    kv_heads, n = k.shape[0], k.shape[1]
     dtype = q.dtype
     if cpu_linear.is_faster_in_fp32(q):
         q, k, v = q.float(), k.float(), v.float()
@@ -91,6 +102,21 @@ def attend_rows(
         part = F.scaled_dot_product_attention(*tile, attn_mask=mask, scale=scale)
         out[a:b] = part.permute(2, 0, 1, 3)
     return out.reshape(m, heads * d)
+
+
+@cache
+def kernel_is_fast(many: bool) -> bool:
+    """Return whether the kernel takes no longer than torch for many or some rows. It is taken to
+    be but where torch has the processor's tiles for bfloat16 (AMX): there it is measured."""
+    if not torch.cpu._is_amx_tile_supported():
+        return True
+    rows = torch.arange(0, MEASURED_KEYS, 1 if many else 7)
+    q, k = torch.ones(len(rows), 8, 64).bfloat16(), torch.ones(2, MEASURED_KEYS, 64).bfloat16()
+    return measured.is_fast(
+        f"attention of {len(rows)} rows to {MEASURED_KEYS} keys",
+        partial(prefill_attention.attend, q, k, k, rows + 1, 0.125),
+        partial(_attend_in_torch, q, k, k, rows, 0.125),
+    )
 
 
 def attend_with_scores(

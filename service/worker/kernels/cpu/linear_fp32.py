@@ -4,25 +4,19 @@ int8 or int4, where torch needs it in fp32."""
 
 from __future__ import annotations
 
-import logging
 from functools import cache, partial
-from timeit import repeat
 
 import torch
 from torch import Tensor
 
-from kvstitch.service.worker.kernels.cpu import native
+from kvstitch.service.worker.kernels.cpu import measured, native
 from kvstitch.service.worker.kernels.cpu.weight import Weight
-
-log = logging.getLogger("kvstitch.worker")
 
 LANES, WEIGHTS, FEW = 32, 4, 32  # the same constants as in the C source
 # Rows: of more, x falls out of the cache before it is used again, and torch is ahead.
 MOST = 252
 # Elements of a weight: smaller ones are done before other threads have woken up.
 MIN_PARALLEL = 1 << 17
-# Many rows go to torch where it is faster by this: two starts should choose the same.
-MARGIN = 1.2
 
 
 def supports(x: Tensor, weight: Weight) -> bool:
@@ -54,9 +48,10 @@ def product(x: Tensor, weight: Weight) -> Tensor:
 
 @cache
 def is_fast() -> bool:
-    """Return whether many rows are multiplied about as fast as by torch; measured once."""
+    """Return whether many rows are multiplied about as fast as by torch."""
     x, weight = torch.ones(192, 1024), Weight(torch.ones(1024, 1024, dtype=torch.bfloat16))
-    ways = (partial(product, x, weight), lambda: torch.mm(x, weight.dequantised(x.dtype).t()))
-    ours, torchs = (min(repeat(way, repeat=4, number=1)) for way in ways)
-    log.info("192 rows by a weight of 1 M: %.4f s by the kernel, %.4f s by torch", ours, torchs)
-    return ours <= MARGIN * torchs
+    return measured.is_fast(
+        "192 rows by a weight of 1 M",
+        partial(product, x, weight),
+        lambda: torch.mm(x, weight.dequantised(x.dtype).t()),
+    )

@@ -1,11 +1,12 @@
 """The kernels that are written in C: one extension module, `_native`, and what this CPU can do.
 
 It is compiled when the package is installed where there is a C compiler, or in a checkout by
-`python -m kvstitch.service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU has
-and on nothing that is measured, so two starts on one machine give the same numbers. Without the
-module, on another processor than x86-64 or without AVX-512, torch's operations are used; with AVX2
-alone there is one kernel, for products, to which many rows go where it is measured to be as fast as
-torch (`linear_fp32`).
+`python -m kvstitch.service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU
+has. Two choices are measured at their first use (`measured.py`), with a margin, so that two starts
+on one machine give the same numbers: with AVX2 alone, where products are the only kernel
+(`linear_fp32`), that of many rows; with AMX, attention of prompt rows, because torch has AMX.
+Without the module, on another processor than x86-64 or without AVX-512, torch's operations are
+used.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstitch.service.worker.kernels.cpu import measured, prefill_attention
 from kvstitch.service.worker.model import attention
 from kvstitch.service.worker.model.attention import (
     ROW_TILE,
@@ -245,3 +246,28 @@ def test_probabilities_sum_to_one_and_hide_the_future() -> None:
     assert_close("weights sum to 1", weights.sum(-1), torch.ones(6, 3), 1e-6)
     for i, t in enumerate(rows.tolist()):
         assert bool((weights[:, i, t + 1 :] == 0).all())
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(("ours", "torchs", "taken"), [(1.1, 1.0, True), (1.3, 1.0, False)])
+def test_where_torch_has_tiles_the_faster_way_is_measured_for_some_and_many_rows(
+    monkeypatch: pytest.MonkeyPatch, many: bool, ours: float, torchs: float, taken: bool
+) -> None:
+    m = attention.MANY_ROWS if many else 3
+    q, k, v = torch.randn(m, 4, 16), torch.randn(2, m + 1, 16), torch.randn(2, m + 1, 16)
+    names = dict.fromkeys((f"attention of {n} rows to 1024 keys" for n in (1024, 147)), (9.0, 9.0))
+    names[f"attention of {1024 if many else 147} rows to 1024 keys"] = ours, torchs
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(measured, "measured", names)
+    monkeypatch.setattr(prefill_attention, "supports", lambda *_: True)
+    monkeypatch.setattr(prefill_attention, "attend", lambda q, *_: q.new_zeros(len(q), 64))
+    attention.kernel_is_fast.cache_clear()
+    try:
+        rows = torch.arange(1, m + 1)
+        got = attend_rows(q, k, v, rows, 0.25)
+    finally:
+        attention.kernel_is_fast.cache_clear()
+    expected = naive(q[:3], k, v, [1, 2, 3], 0.25)[0]
+    assert_close(
+        "attention where torch has tiles", got[:3], torch.zeros(3, 64) if taken else expected
+    )

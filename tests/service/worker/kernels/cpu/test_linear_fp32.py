@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvstitch.service.worker.forward import selfcheck
-from kvstitch.service.worker.kernels.cpu import cpu_linear, linear_fp32, native
+from kvstitch.service.worker.kernels.cpu import cpu_linear, linear_fp32, measured, native
 from kvstitch.service.worker.kernels.cpu.weight import Weight, quantised
 from kvstitch.service.worker.model.load import load
 from kvstitch.service.worker.model.projection import QuantisedProjection, StoredEmbedding
@@ -83,21 +83,26 @@ def test_what_it_does_not_take() -> None:
         assert not linear_fp32.supports(rows, Weight(other))
 
 
+@pytest.mark.parametrize(
+    ("ours", "torchs", "taken"), [(1.0, 1.0, True), (1.1, 1.0, True), (1.3, 1.0, False)]
+)
 def test_many_rows_go_where_they_were_measured_to_be_faster(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, ours: float, torchs: float, taken: bool
 ) -> None:
     weight, few = Weight(drawn(8, 64, seed=2)), drawn(32, 64, seed=1)
+    times = iter([[ours, 9.0], [torchs, 9.0]])
     monkeypatch.setattr(linear_fp32, "is_fast", is_fast.__wrapped__)
-    for ours, torchs, taken in ((1.0, 1.0, True), (1.1, 1.0, True), (1.3, 1.0, False)):
-        times = iter([[ours, 9.0], [torchs, 9.0]])
-        monkeypatch.setattr(linear_fp32, "repeat", lambda *_, times=times, **__: next(times))
-        assert linear_fp32.supports(drawn(33, 64, seed=1), weight) is taken
-        assert linear_fp32.supports(few, weight)
-        assert not linear_fp32.supports(drawn(linear_fp32.MOST + 1, 64, seed=1), weight)
+    monkeypatch.setattr(measured, "measured", {})
+    monkeypatch.setattr(measured, "repeat", lambda *_, **__: next(times))
+    assert linear_fp32.supports(drawn(33, 64, seed=1), weight) is taken
+    assert linear_fp32.supports(few, weight)
+    assert not linear_fp32.supports(drawn(linear_fp32.MOST + 1, 64, seed=1), weight)
+    assert measured.measured == {"192 rows by a weight of 1 M": (ours, torchs)}
 
 
 def test_both_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_fp32, "MARGIN", 1e9)
+    monkeypatch.setattr(measured, "measured", {})
+    monkeypatch.setattr(measured, "MARGIN", 1e9)
     assert is_fast.__wrapped__()
 
 

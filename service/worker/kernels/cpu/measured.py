@@ -1,0 +1,26 @@
+"""Which way is faster on this processor, where that cannot be known from what it has: measured at
+the first use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from timeit import repeat
+
+log = logging.getLogger("kvstitch.worker")
+
+# A kernel gives way to torch that is faster by this: two starts should choose the same.
+MARGIN = 1.2
+
+measured: dict[str, tuple[float, float]] = {}
+"""Seconds of the kernel and of torch, by what was measured in this process."""
+
+
+def is_fast(what: str, kernel: Callable[[], object], torchs: Callable[[], object]) -> bool:
+    """Return whether the kernel is about as fast as torch, or faster."""
+    if what not in measured:
+        ours, others = (min(repeat(way, repeat=4, number=1)) for way in (kernel, torchs))
+        log.info("%s: %.4f s by the kernel, %.4f s by torch", what, ours, others)
+        measured[what] = ours, others
+    ours, others = measured[what]
+    return ours <= MARGIN * others
