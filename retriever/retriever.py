@@ -76,6 +76,7 @@ class Retriever:
         self.embedder = embedder  # that answers
         self.renewal: VectorRenewal | None = None  # for the one that is to answer next
         self.former: FindEmbedder = lambda space: None
+        self.follows = False  # nobody named an embedder: that of the documents goes on to answer
         self.embedding = DocumentEmbedder(catalog, embedder, chunking)
         self._mirror = mirror or IndexMirror(catalog, index, embedder, index_dir)
         self.prefix_chunks = PrefixChunks(catalog, index)
@@ -101,8 +102,9 @@ class Retriever:
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog. Over
-        documents of another embedder that one answers until `rebuild_indexes` has embedded them;
-        raises EmbedderMismatch where it is not found, or others share the catalog."""
+        documents of another embedder that one answers until `rebuild_indexes` has embedded them,
+        or for good (`follows`); raises EmbedderMismatch where it is not found, or others share the
+        catalog."""
         self.embedder.start()
         self.catalog.start()
         space = space_of(self.embedder)
@@ -116,12 +118,21 @@ class Retriever:
                     "folder. They are embedded anew in the background where the former embedder is "
                     "found, to answer meanwhile, and no database is shared"
                 )
-            self.renewal = VectorRenewal(self.catalog.database, self.embedder)
+            if not self.follows:
+                self.renewal = VectorRenewal(self.catalog.database, self.embedder)
             self._answer_with(former)
         self.catalog.purge()  # documents that the last process removed but did not purge
         with self._consistency.write():
             reason = self._mirror.start()
         return StartReport(len(self.index), reason)
+
+    def take(self, embedder: Embedder) -> bool:
+        """Have another embedder, which was started, answer; False: documents are there already."""
+        with self._consistency.write():
+            if empty := not self.catalog.spaces():
+                self._answer_with(embedder)
+                self._mirror.rebuild()
+        return empty
 
     def _answer_with(self, embedder: Embedder) -> None:
         self.embedder = self.embedding.embedder = self._mirror.embedder = embedder

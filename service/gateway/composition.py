@@ -35,6 +35,7 @@ from kvstitch.service.gateway.search.async_retriever import (
     former_embedder,
     make_embedder,
     make_reranker,
+    multilingual_embedder,
 )
 from kvstitch.service.gateway.search.passage_search import PassageSearch
 from kvstitch.service.gateway.search.search_service import SearchService
@@ -160,6 +161,10 @@ class Gateway:
         )
         retriever.former = partial(former_embedder, settings)
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
+        named = embedder or settings.embedder or settings.embedder_url or settings.database
+        if not named:  # the documents decide; other gateways of a database could not follow
+            retriever.follows = True
+            self.retriever.advice.multilingual = partial(multilingual_embedder, settings)
         passages = PassageSearch(self.retriever, current)
         prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings)
         self.answers = AnswerService(

@@ -121,7 +121,7 @@ class RetrievalSettings(BaseModel):
     embedder: str = Field(
         "",
         description="folder of a sentence-embedding model, or its name at embedder_url; "
-        "empty: all-MiniLM-L6-v2",
+        "empty: the documents' own, at first all-MiniLM-L6-v2",
     )
     embedder_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of a local embedder; auto: bfloat16 where the CPU multiplies it"

@@ -20,6 +20,7 @@ from kvstitch.retriever.catalog.tables import SCHEMA
 from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
 from kvstitch.retriever.errors import RetrieverError
 from kvstitch.service.cli.output import size
+from kvstitch.service.gateway.search.async_retriever import named_folder
 from kvstitch.service.settings import Settings
 from kvstitch_doctor import Finding, fail, ok, warn
 
@@ -133,7 +134,7 @@ def check_index(settings: Settings) -> Iterator[Finding]:
     place = f" at {settings.embedder_url}" if settings.embedder_url else ""
     yield ok("embedder", f"{name}@{revision[:12]}{place}")
     if not settings.database:  # `serve` compares the embedders when it opens the catalog
-        yield _index(settings.data_dir, name, revision)
+        yield _index(settings, name, revision)
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
@@ -145,11 +146,21 @@ def _embedder(settings: Settings) -> tuple[str, str]:
             revision=settings.embedder_revision,
         )
         return endpoint.name, endpoint.revision
-    folder = SentenceModelFolder.read(Path(settings.embedder) if settings.embedder else None)
+    folder = SentenceModelFolder.read(named_folder(settings))
     return folder.name, folder.revision()
 
 
-def _index(data_dir: Path, name: str, revision: str) -> Finding:
+def _goes_on(settings: Settings, name: str, revision: str) -> bool:
+    """Return whether the documents' embedder answers, as none was named and it was fetched."""
+    if settings.embedder or settings.embedder_url:
+        return False
+    with contextlib.suppress(RetrieverError):
+        return SentenceModelFolder.read(settings.model_cache / name).revision() == revision
+    return False
+
+
+def _index(settings: Settings, name: str, revision: str) -> Finding:
+    data_dir = settings.data_dir
     file = data_dir / "catalog.db"
     if not file.is_file():
         return ok("index", "no documents yet")
@@ -161,6 +172,8 @@ def _index(data_dir: Path, name: str, revision: str) -> Finding:
         return warn("index", f"{file} is of another release", "`kvstitch serve` brings an older "
                     "one up to date; for a newer one, update kvstitch")  # fmt: skip
     spaces, generation = catalog
+    if len(spaces) == 1 and _goes_on(settings, *spaces[0][:2]):
+        name, revision = spaces[0][:2]
     if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
         made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
         return fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
@@ -172,7 +185,7 @@ def _index(data_dir: Path, name: str, revision: str) -> Finding:
     except (OSError, ValueError, KeyError, TypeError):
         saved = None
     documents = sum(space[3] for space in spaces)
-    text = f"{documents} documents, all by this embedder"
+    text = f"{documents} documents, all by {name}"
     if documents and saved != generation:
         text += "; the next start rebuilds the index from the catalog"
     return ok("index", text)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstitch.retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
+from kvstitch.retriever import (
+    ChunkSettings,
+    Document,
+    EndpointEmbedder,
+    LocalEmbedder,
+    Retriever,
+)
+from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
 from kvstitch.service.settings import Settings
 from kvstitch_doctor.data_folder import check_index
 from tests.fakes.models import HashingEmbedder, WordCounter
@@ -32,3 +40,21 @@ def test_it_knows_the_endpoint_again(tmp_path: Path, revision: str, level: str) 
     asked = Settings(data_dir=tmp_path, embedder="m", embedder_url=url, embedder_revision=revision)
     found = {finding.check: finding.level for finding in check_index(asked)}
     assert found == {"embedder": "ok", "index": level}
+
+
+@pytest.mark.parametrize(("named", "level"), [("", "ok"), ("all-MiniLM-L6-v2", "fail")])
+def test_documents_keep_an_embedder_that_was_fetched(
+    tmp_path: Path, named: str, level: str
+) -> None:
+    default = SentenceModelFolder.read(None).path
+    fetched = tmp_path / "models" / "multilingual-e5-small-1"
+    shutil.copytree(default, fetched)
+    retriever = Retriever.in_folder(
+        tmp_path, LocalEmbedder(fetched, dtype="float32"), ChunkSettings(WordCounter(), 32)
+    )
+    retriever.start()
+    retriever.ingest([Document("fuchs", "der rote Fuchs")])
+    retriever.close()
+    asked = Settings(data_dir=tmp_path, model_cache=fetched.parent, embedder=named)
+    found = {finding.check: finding for finding in check_index(asked)}
+    assert found["index"].level == level and "multilingual-e5-small-1" in found["index"].message

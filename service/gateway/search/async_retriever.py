@@ -32,7 +32,7 @@ from kvstitch.retriever.embedders import EmbeddingSpace, space_of
 from kvstitch.retriever.errors import EmbedderUnsupported, RetrieverError
 from kvstitch.service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from kvstitch.service.gateway.data_folder import DiskGuard, not_usable
-from kvstitch.service.gateway.search.embedder_advice import EmbedderAdvice
+from kvstitch.service.gateway.search.embedder_advice import DEFAULT, MULTILINGUAL, EmbedderAdvice
 from kvstitch.service.gateway.search.search_query import service_error
 from kvstitch.service.settings import Settings
 from kvstitch.service.shared.resources import behind_answers, give_back
@@ -117,12 +117,17 @@ class AsyncRetriever:
 
     async def embed(self, documents: Sequence[EmbeddedDocument]) -> None:
         """Split and embed documents, for `store`. Changes nothing and waits for no change."""
-        embed = self.retriever.embedding.embed
-        await self._run_in(self._embed_thread, lambda: list(embed(documents)))
+
+        def work() -> None:
+            self.advice.choose([document.text for document in documents])
+            list(self.retriever.embedding.embed(documents))
+
+        await self._run_in(self._embed_thread, work)
 
     async def split(self, document: EmbeddedDocument) -> None:
         """Split a document whose texts are embedded in parts, for `store`; ends soon if it is
         cancelled."""
+        await self._run_in(self._embed_thread, partial(self.advice.choose, [document.text]))
         loop, abandoned = asyncio.get_running_loop(), False
 
         def work() -> None:
@@ -234,7 +239,26 @@ def make_embedder(settings: Settings) -> Embedder:
             revision=settings.embedder_revision,
             api_key=settings.embedder_key or None,
         )
-    return LocalEmbedder(settings.embedder or None, dtype=settings.embedder_dtype)
+    return LocalEmbedder(named_folder(settings), dtype=settings.embedder_dtype)
+
+
+def named_folder(settings: Settings) -> Path | None:
+    """Return the folder of the local embedder; None: it is the default one."""
+    named = settings.embedder
+    return None if named in ("", DEFAULT) and not (named and Path(named).is_dir()) else Path(named)
+
+
+def multilingual_embedder(settings: Settings) -> Embedder | None:
+    """Return the embedder for many languages that was fetched last, started; None: none was."""
+    for folder in sorted(settings.model_cache.glob(f"{MULTILINGUAL}-*"))[-1:]:
+        made = LocalEmbedder(folder, dtype=settings.embedder_dtype)
+        try:
+            made.start()
+        except EmbedderUnsupported as error:
+            logger.warning("%s is not used: %s", folder, error)
+        else:
+            return made
+    return None
 
 
 def former_embedder(settings: Settings, space: EmbeddingSpace) -> Embedder | None:

@@ -1,18 +1,20 @@
-"""What is said of the embedder: it does not suit the documents' language, or is being changed."""
+"""What is said of the embedder: it does not suit the documents' language, or is being changed; and
+which one the first documents get, where nobody named one."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kvstitch.retriever import Retriever
+from kvstitch.retriever import Embedder, Retriever
 from kvstitch.retriever.analysis.languages import ENGLISH, surely
 
-ENGLISH_ONLY = ("all-MiniLM-L6-v2",)
+DEFAULT, MULTILINGUAL = "all-MiniLM-L6-v2", "multilingual-e5-small"
+ENGLISH_ONLY = (DEFAULT,)
 KNOWN = ("", "un", ENGLISH)  # or the language is not sure
 FOREIGN_FROM = 0.25  # share of the newest documents, from which another embedder should be chosen
 NEWEST, LEAST = 64, 5  # documents that are looked at; fewer say little
 HOW = (
-    "run `kvstitch model fetch multilingual-e5-small`, and start with KVSTITCH_EMBEDDER=$(kvstitch "
-    "model path multilingual-e5-small): what is stored is embedded anew in the background"
+    f"run `kvstitch model fetch {MULTILINGUAL}`, and start with KVSTITCH_EMBEDDER=$(kvstitch "
+    f"model path {MULTILINGUAL}): what is stored is embedded anew in the background"
 )
 logger = logging.getLogger(__name__)
 
@@ -23,10 +25,31 @@ class EmbedderAdvice:
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
         self._told = False
+        self._chosen = ""
+        # Starts one that was fetched for many languages, if any; None: it is too late for it.
+        self.multilingual: Callable[[], Embedder | None] | None = None
+
+    def choose(self, texts: Sequence[str]) -> None:
+        """Have an embedder that was fetched for it answer from the first documents on, if so many
+        of them are not in English. Later ones change nothing."""
+        if self.multilingual is None:
+            return
+        if self._retriever.catalog.spaces():
+            self.multilingual = None
+            return
+        share = sum(surely(text) not in KNOWN for text in texts) / max(1, len(texts))
+        if share < FOREIGN_FROM or (found := self.multilingual()) is None:
+            return
+        if self._retriever.take(found):
+            self._chosen = (
+                f"{share:.0%} of the first documents are not in English, so {found.name}, which "
+                "was fetched, embeds all; KVSTITCH_EMBEDDER names another"
+            )
+            logger.warning(self._chosen)
 
     def sentences(self) -> list[str]:
         """Return what somebody should know; nothing, mostly."""
-        found = [said] if (said := self._of_languages()) else []
+        found = [said for said in (self._chosen, self._of_languages()) if said]
         if (renewal := self._retriever.renewal) is not None:
             done, chunks = renewal.progress()
             failed = f"; the last try failed: {renewal.failure}" if renewal.failure else ""
