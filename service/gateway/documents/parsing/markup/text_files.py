@@ -51,6 +51,37 @@ def with_named_rows(text: str, tokens: Sequence[Token], bounds: Bounds) -> str:
     return "".join([*out, text[done:]])
 
 
+_PIPE = re.compile(r"(?<!\\)\|")
+_CODE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+
+
+def with_whole_rows(text: str, tokens: Sequence[Token]) -> str:
+    """Return a text without rows that have more cells than there are columns, of which a table
+    shows no more: pipes in code, which most programs take for text, and then the last ones are
+    escaped."""
+    lines = [
+        text[a:b] for a, b in pairwise([0, *(e.end() for e in LINE_END.finditer(text)), len(text)])
+    ]
+    for at, token in enumerate(tokens):
+        if token.type == "table_open" and token.map is not None:
+            row = [each.type for each in tokens[at:]]
+            columns = row[: row.index("tr_close")].count("th_open")
+            for number in range(token.map[0] + 2, min(token.map[1], len(lines))):
+                line = lines[number]
+                if len(_cuts(line)) >= columns:
+                    line = _CODE.sub(lambda code: _PIPE.sub(r"\|", code[0]), line)
+                for place in reversed(_cuts(line)[columns - 1 :]):
+                    line = f"{line[:place]}\\{line[place:]}"
+                lines[number] = line
+    return "".join(lines)
+
+
+def _cuts(row: str) -> list[int]:
+    """Return where pipes stand between cells."""
+    pipes = (pipe.start() for pipe in _PIPE.finditer(row))
+    return [place for place in pipes if row[:place].strip() and row[place + 1 :].strip()]
+
+
 def _rows(tokens: Sequence[Token], bounds: Bounds) -> str:
     rows: list[list[Cell | str]] = []
     for at, token in enumerate(tokens):
@@ -160,6 +191,7 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     decoded = without_picture_data(decode(content))
     text, said = without_metadata(decoded.text)
     text, comments = without_comments(text, parser.parse(text))
+    text = with_whole_rows(text, parser.parse(text))
     text = with_named_rows(text, parser.parse(text), bounds)
     starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     found = [

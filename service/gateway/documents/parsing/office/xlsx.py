@@ -50,7 +50,7 @@ def formatted(value: int | float, code: str) -> str:
     if code == "General":
         return _plain(value)
     before, mask, after = _parts(code)
-    if not mask or "E" in after.upper() or "/" in after:
+    if not mask:
         return _plain(value)
     if "%" in after:
         value = float(value) * 100
@@ -66,9 +66,9 @@ def _parts(code: str) -> tuple[str, str, str]:
     """Return what stands before the digits, their mask, and what stands behind them."""
     before, mask, after = "", "", ""
     for token in _TOKEN.finditer(code.split(";")[0]):
+        if mask and (token["digits"] or token["literal"] in tuple("Ee/")):
+            return "", "", ""  # in groups, as in 000-00-0000, powers or fractions: left as a number
         if token["digits"]:
-            if mask:  # digits in groups, as in 000-00-0000: left as a number
-                return "", "", ""
             mask = token["digits"]
             continue
         text = token["quoted"] or token["escaped"] or token["currency"] or token["literal"] or ""

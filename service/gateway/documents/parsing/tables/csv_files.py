@@ -12,6 +12,7 @@ from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 DELIMITERS = ",;\t|"
 SAMPLE_LINES = 20
+_COMMA_BETWEEN_CELLS = re.compile(r"(?<!\d),|,(?!\d)")  # others may be of decimal numbers
 MAX_FIELD_CHARS = 1 << 20
 # Excel's own line that says what separates cells.
 _SEPARATOR_LINE = re.compile(r'\s*"?sep=(?P<separator>.)"?[ \t,;]*(?:\r\n|\r|\n|\Z)', re.I)
@@ -35,12 +36,17 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 def _delimiter(text: str) -> str:
-    """Return the delimiter with the most columns, if all first lines have as many."""
+    """Return the delimiter with the most columns, if all first lines have as many. Commas that
+    all stand in numbers give way to any other."""
     lines = [line for line in text[:65_536].splitlines()[:SAMPLE_LINES] if line.strip()]
 
-    def columns(delimiter: str) -> tuple[int, int]:
+    in_numbers = not any(map(_COMMA_BETWEEN_CELLS.search, lines))
+
+    def columns(delimiter: str) -> tuple[bool, int, int, bool]:
         widths = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
         most = max(widths, default=0)
-        return (widths.count(most) if most > 1 else 0), most
+        even = widths.count(most) if most > 1 else 0
+        gives_way = in_numbers and delimiter == ","
+        return even == len(lines) and not gives_way, even, most, even > 0 and delimiter == ";"
 
     return max(DELIMITERS, key=columns)

@@ -20,12 +20,13 @@ from openpyxl.comments import Comment
 from openpyxl.styles import Font
 from pptx.util import Inches
 
-from kvstitch.service.gateway.documents.parsing.markup import html
+from kvstitch.service.gateway.documents.parsing.markup import html, text_files
 from kvstitch.service.gateway.documents.parsing.office import docx as docx_files
 from kvstitch.service.gateway.documents.parsing.office import pptx as pptx_files
 from kvstitch.service.gateway.documents.parsing.office import xlsx as xlsx_files
 from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from kvstitch.service.gateway.documents.parsing.pdf import document as pdf
+from kvstitch.service.gateway.documents.parsing.tables import csv_files
 from tests.service.gateway.documents.office_files import saved
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
@@ -310,3 +311,55 @@ def test_small_texts_on_slides() -> None:
     out = BytesIO()
     made.save(out)
     assert pptx_files.parse(out.getvalue(), BOUNDS).text == "10^6 ~~9~~"
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("12,75;3,5\n13,80;4,25\n", "12,75 | 3,5\n13,80 | 4,25"),
+        ("Preis;12,75;3,5\nKosten;13,80;4,25\n", "Preis | 12,75 | 3,5\nKosten | 13,80 | 4,25"),
+        ("12,5|3\n13,5|4\n", "12,5 | 3\n13,5 | 4"),
+        ("12,75\t3,5\n13,80\t4,25\n", "12,75 | 3,5\n13,80 | 4,25"),
+        ("By X, Y\n\nDate;Sum\n2024-01-02;1,5\n", "By X, Y\nDate: 2024-01-02 | Sum: 1,5"),
+        ("1,2,3\n4,5,6\n", "1 | 2 | 3\n4 | 5 | 6"),
+        ("k,v\n1,5\n", "k: 1 | v: 5"),
+        ("name,note\nA,x;y\nB,z;w\n", "name: A | note: x;y\nname: B | note: z;w"),
+    ],
+)
+def test_commas_of_numbers_cut_no_cells(table: str, text: str) -> None:
+    assert csv_files.parse(table.encode(), BOUNDS).text == text
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ("| `x || y` | or |", "Cmd: `x || y` | Meaning: or"),
+        ("`x | y` | or", "Cmd: `x | y` | Meaning: or"),
+        ("| ``p | q`` | two |", "Cmd: ``p | q`` | Meaning: two"),
+        ("| a | b | c | d |", "Cmd: a | Meaning: b | c | d"),
+        ("| `a | b` |", "Cmd: `a | Meaning: b`"),  # as many cells as columns
+        (r"| `a \| b` | fine |", "Cmd: `a | b` | Meaning: fine"),
+        ("| `open | not closed |", "Cmd: `open | Meaning: not closed"),
+    ],
+)
+def test_no_cell_of_markdown_is_left_out(row: str, text: str) -> None:
+    parsed = text_files.parse_markdown(
+        f"| Cmd | Meaning |\r\n|---|---|\r\n{row}\r\n".encode(), BOUNDS
+    )
+    assert parsed.text.strip() == text
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "text"),
+    [
+        (1234.5, '#,##0.00 "EUR"', "1234.5 EUR"),
+        (12, '0" pieces"', "12 pieces"),
+        (80, '0 "km/h"', "80 km/h"),
+        (5, "0.00 [$SEK-41D]", "5 SEK"),
+        (3, "0.00E+00", "3"),
+        (0.5, "# ?/?", "0.5"),
+        (0.5, "0/100", "0.5"),
+    ],
+)
+def test_units_of_cells_with_an_e_or_a_stroke(value: float, code: str, text: str) -> None:
+    assert xlsx_files.formatted(value, code) == text
