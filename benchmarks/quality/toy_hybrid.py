@@ -6,8 +6,8 @@ model of the same size and training (`toy_training`).
 A text of 14 facts is cut into chunks of 7 tokens, within facts too: two are `cut`, their key in
 another chunk than their value, and a chunk that is precomputed alone cannot know whose value it is.
 
-A window recomputes the first rows of every chunk through all layers: their mixers begin with the
-state of what stands before, and what is stored of the chunk's other rows is composed behind them.
+LegoLink computes the first rows of every chunk but the first, and on the hybrid what is stored of
+the others is composed behind them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,23 +30,22 @@ from benchmarks.quality import toy_training as toy
 from benchmarks.quality.configurations import Configuration
 from benchmarks.quality.measure import Measurer
 from benchmarks.quality.records import Record
-from kvstitch.service.worker.api import Pie, QuestionScout, decoder_for
-from kvstitch.service.worker.methods.api import PrefillResult, PromptLayout
-from kvstitch_tune.case import Case
+from kvstitch.service.worker.api import LegoLink, Pie, QuestionScout, decoder_for
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import describe
 from kvstitch_tune.statistics import Bootstrap
 
 OUT = Path("benchmarks/results/real")
-CHUNK, WINDOWS, KINDS = 7, (1, 3), ("whole", "cut")
+CHUNK, FIRST, KINDS = 7, (1, 3), ("whole", "cut")
+MODES = ("system", "primer x3")
 TITLE = """\
 # A trained toy: a hybrid beside a model that only attends
 
 KL: full prefill ‖ method in nats at the answer's first token, the value; same: the answer is full
 prefill's; right: it is the value that the text gives; rows: computed for a question, over the
 prompt's. Whole: the key stands in the value's chunk; cut: in the one before. In brackets 95 %
-bootstrap intervals over prompts. Chunks but the first stand behind the system prompt, behind three
-other chunks too (primer x1), or behind three such at once (primer x3).
+bootstrap intervals over prompts. Chunks but the first stand behind the system prompt, and behind
+three times three other chunks at once, too (primer x3). LegoLink computes their first rows.
 """
 
 
@@ -63,50 +62,17 @@ def drawn_prompts(count: int, seed: int) -> Iterator[Prompt]:
         asked = int(source.integers(0, toy.FACTS))
         cut = asked * toy.FACT // CHUNK != (asked * toy.FACT + 1) // CHUNK
         key, value = int(drawn.keys[0, asked]), int(drawn.values[0, asked])
-        behind = {
-            f"primer x{number}": [[], *[primers[:number]] * (len(chunks) - 1)] for number in (1, 3)
-        }
+        behind = {"primer x3": [[], *[primers] * (len(chunks) - 1)]}
         question = (toy.ASK, key)
         yield Prompt(KINDS[cut], toy.SYSTEM, tuple(chunks), question, (str(value),), behind)
 
 
-def split(prompt: Prompt, rows: int) -> Prompt:
-    """Return the prompt with every chunk but the first in two, the second one precomputed behind
-    the first."""
-    documents = [prompt.documents[0]]
-    behind: dict[str, list[Any]] = {name: [[]] for name in ("primer x0", *prompt.behind)}
-    for number, chunk in enumerate(prompt.documents[1:], start=1):
-        documents += [chunk[:rows], chunk[rows:]]
-        for name, made in behind.items():
-            primers = prompt.behind[name][number] if name in prompt.behind else [[]]
-            made += [[], [[*primer, chunk[:rows]] for primer in primers]]
-    return replace(prompt, documents=tuple(documents), behind=behind)
-
-
-@dataclass(frozen=True)
-class Window:
-    """PIE on a `split` prompt, of which the first part of every chunk is computed."""
-
-    window: int
-
-    def run(self, case: Case) -> PrefillResult:
-        layout = case.layout
-        segments = [
-            replace(segment, uncached=number > 0 and number % 2 == 0)
-            for number, segment in enumerate(layout.segments)
-        ]
-        stored = [None if s.uncached else c for s, c in zip(segments, case.segments, strict=True)]
-        cut = PromptLayout(layout.ids, tuple(segments), layout.question_start)
-        return replace(case, layout=cut, segments=stored).prefill(Pie())
-
-
 def configurations(attends: bool) -> list[Configuration]:
-    modes = ("system", "primer x1", "primer x3")
-    made = [Configuration("pie", Pie(), prefix_mode=mode) for mode in modes]
-    for rows in WINDOWS:
-        for mode in ("primer x0", *modes[1:]):
-            made.append(Configuration("window", Window(rows), f"{rows} rows", prefix_mode=mode))
-    for mode in modes if attends else ():
+    made = [Configuration("pie", Pie(), prefix_mode=mode) for mode in MODES]
+    for rows in FIRST:
+        link = LegoLink(first=rows, last=0, skip_first_doc=True)
+        made += [Configuration("legolink", link, f"{rows} rows", "", mode) for mode in MODES]
+    for mode in MODES if attends else ():
         made.append(Configuration("question_scout", QuestionScout(0.15), "r=0.15", "", mode))
     return made
 
@@ -119,11 +85,8 @@ def measured(model: Any, prompts: Sequence[Prompt], attends: bool) -> dict[str, 
     chosen = configurations(attends)
     with mock.patch("kvstitch_tune.case.NEXT", 0):  # an answer is one token
         for prompt in prompts:
-            for rows in (0, *WINDOWS):
-                own = [c for c in chosen if rows == getattr(c.method, "window", 0)]
-                asked = split(prompt, rows) if rows else prompt
-                for each, record in zip(own, measurer.measure(asked, own), strict=True):
-                    made.setdefault(each.name, []).append(record)
+            for each, record in zip(chosen, measurer.measure(prompt, chosen), strict=True):
+                made.setdefault(each.name, []).append(record)
     return made
 
 

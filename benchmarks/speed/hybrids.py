@@ -4,8 +4,9 @@ how exactly states are composed.
     python -m benchmarks.speed.hybrids [--shape qwen3.5-0.8b] [--threads 1] [--only time]
 
 Weights are random, bfloat16; a prompt is S, four documents and a question, 2,048 tokens. Full
-prefill, PIE and composing 16 documents' states take turns, in the processor's seconds if one thread
-computes. The error is that of composed states beside rows in float64, over the largest entry.
+prefill, PIE, LegoLink of two first rows a document and composing 16 documents' states take turns,
+in the processor's seconds if one thread computes. The error is that of composed states beside
+rows in float64, over the largest entry.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from kvstitch.service.worker.api import (
     Addressing,
     ChunkPrefill,
     DecoderModel,
+    LegoLink,
     MixerShape,
     Pie,
     ScratchKV,
@@ -95,7 +97,7 @@ def random_hybrid(name: str, seed: int = 0, vocabulary: int = 32768) -> DecoderM
 
 @torch.inference_mode()
 def first_token(decoder: DecoderModel, rounds: int, seed: int) -> dict[str, Any]:
-    """Seconds of full prefill, of PIE, and of composing 16 documents' states."""
+    """Seconds of full prefill, of PIE, of LegoLink, and of composing 16 documents' states."""
     source = torch.Generator().manual_seed(seed)
     lengths = [SYSTEM, *[DOCUMENT] * DOCUMENTS, QUESTION]
     ids = torch.randint(0, decoder.vocabulary, (sum(lengths),), generator=source).tolist()
@@ -110,27 +112,27 @@ def first_token(decoder: DecoderModel, rounds: int, seed: int) -> dict[str, Any]
     )]  # fmt: skip
     stored = [run(chunks.compute(address)).chunk for address in asked]
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    samples: dict[str, list[float]] = {"vanilla": [], "pie": [], "compose 16": []}
+    methods = {"vanilla": Vanilla(), "pie": Pie(), "legolink": LegoLink(first=2, last=0)}
+    samples: dict[str, list[float]] = {name: [] for name in (*methods, "compose 16")}
     for _ in range(rounds):
         for name in samples:
             started = clock()
             if name == "compose 16":
                 compose(decoder, stored[1:] * 4)
             else:
-                cached = name == "pie"
+                cached = name != "vanilla"
                 layout = PromptLayout.of(
                     system, documents, question, uncached=[not cached] * (1 + DOCUMENTS),
                     prefixes=[Prefix(system)] * DOCUMENTS,
                 )  # fmt: skip
                 parts = [*stored] if cached else [None] * len(stored)
-                method = Pie() if cached else Vanilla()
-                run(prefill(decoder, layout, parts, method, ScratchKV(decoder, layout.tokens)))
+                scratch = ScratchKV(decoder, layout.tokens)
+                run(prefill(decoder, layout, parts, methods[name], scratch))
             samples[name].append(clock() - started)
     middle = {name: statistics.median(seconds) for name, seconds in samples.items()}
     return {
         "tokens": len(ids), "samples": samples, "median": middle,
-        "pie over vanilla": middle["pie"] / middle["vanilla"],
-        "compose 16 over vanilla": middle["compose 16"] / middle["vanilla"],
+        "over vanilla": {name: took / middle["vanilla"] for name, took in middle.items()},
     }  # fmt: skip
 
 
@@ -149,12 +151,12 @@ def chunk_bytes(name: str, tokens: int, codec: str) -> tuple[int, int]:
         hidden, layers, mixers, heads, kv_heads, _, inner, width = GRANITES[name]
         channels, most = inner * width + 2 * 128, -(-sum(mixers) // layers)
         most = max(most, mixers[0])
-        mixer = MixerShape(inner, 128, width, rows=3, channels=channels, scalar=True)
+        mixer = MixerShape(inner, 128, width, rows=3, channels=channels, groups=1, scalar=True)
         head_dim = hidden // heads
     else:
         _, layers, _, kv_heads, _, value_heads = SHAPES[name]
         channels, most, head_dim = (2 * 16 + value_heads) * 128, 3, 256
-        mixer = MixerShape(value_heads, 128, 128, rows=3, channels=channels)
+        mixer = MixerShape(value_heads, 128, 128, rows=3, channels=channels, groups=16)
         layers //= 4
     state = most * mixer.nbytes(torch.bfloat16, codec)
     spec = ChunkSpec("0" * 64, codec, "bfloat16", layers, kv_heads, head_dim, tokens)
@@ -184,7 +186,7 @@ def errors(
 
     documents = [rows() for _ in range(4)]
     rule = _fading if scalar else _delta
-    shape = MixerShape(heads, key, key, rows=3, channels=key, scalar=scalar)
+    shape = MixerShape(heads, key, key, rows=3, channels=key, groups=heads, scalar=scalar)
     zero = torch.zeros(heads, key, key)
     maps = [shape.mapped(rule(given, shape.apart(zero))) for given in documents]
     worst = direct = 0.0

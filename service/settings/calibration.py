@@ -35,6 +35,8 @@ OFF = "off"
 SETTINGS = ("prefix_mode", "codec", "gate_min_agreement", "gate_max_kl")
 """Defaults that are settings of the service; the others are those of a request."""
 BUILT_IN_FUSION = {"method": "question_scout", "ratio": 0.15}
+STATEFUL_FUSION = {"method": "legolink"}
+"""For models whose layers keep a state, through which chosen rows cannot pass."""
 
 logger = logging.getLogger(__name__)
 

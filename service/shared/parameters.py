@@ -31,6 +31,7 @@ def parameter(
     choices: Sequence[str] | None = None,
     layer: bool = False,
     auto: bool = False,
+    stateful: int | None = None,
 ) -> Any:
     """Return a dataclass field for one parameter, whose type is that of its default.
 
@@ -40,9 +41,11 @@ def parameter(
         ge: Smallest value, of each number; `le`: the largest.
         layer: It is the number of a layer, so at most that of the model's last layer.
         auto: A request may say "auto", and the worker's planner chooses.
+        stateful: Default and largest value for models whose layers keep a state.
     """
     kind, flags = _NAMES[type(default)], {"layer": layer or None, "auto": auto or None}
     facts = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices, **flags}
+    facts["stateful"] = stateful
     return dataclasses.field(default=default, metadata=facts)
 
 
@@ -56,12 +59,19 @@ def schema_of(cls: type) -> Schema:
     return out
 
 
-def for_model(schema: Schema, layers: int) -> Schema:
-    """Return `schema` with layer parameters limited to a model of so many layers."""
-    return {
-        name: {**facts, "le": layers - 1} if facts.get("layer") else facts
-        for name, facts in schema.items()
-    }
+def for_model(schema: Schema, layers: int, *, stateful: bool) -> Schema:
+    """Return `schema` with layer parameters limited to a model of so many layers, and others to
+    what one allows whose layers keep a state."""
+    fitted: Schema = {}
+    for name, given in schema.items():
+        facts = dict(given)
+        most = facts.pop("stateful", None)
+        if facts.get("layer"):
+            facts["le"] = layers - 1
+        if stateful and most is not None:
+            facts |= {"default": most, "le": most}
+        fitted[name] = facts
+    return fitted
 
 
 def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str, Any]:

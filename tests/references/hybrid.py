@@ -46,6 +46,22 @@ class HybridReference:
         ]
         return self.logits(question, behind)
 
+    def legolink(
+        self,
+        system: Sequence[int],
+        documents: Sequence[tuple[Sequence[int], list[Written]]],
+        question: Sequence[int],
+        first: int,
+    ) -> Tensor:
+        """`pie` where the first tokens of every document write again, behind all that stands before
+        them."""
+        behind = self.precompute(system)
+        for ids, segment in documents:
+            self.logits(ids[:first], behind)
+            for before, written in zip(behind, segment, strict=True):
+                before.rows.extend(written.rows[first:])
+        return self.logits(question, behind)
+
     def logits(self, ids: Sequence[int], written: list[Written]) -> Tensor:
         """Run tokens behind what was written, to which they add; logits of the last."""
         embed = self.model.get_input_embeddings()

@@ -15,7 +15,7 @@ from kvstitch.service.messages.replies import OfferedMethod, Ready
 from kvstitch.service.messages.requests import Method
 from kvstitch.service.prompt import PromptFormat
 from kvstitch.service.settings import Settings
-from kvstitch.service.settings.calibration import BUILT_IN_FUSION, Calibration
+from kvstitch.service.settings.calibration import BUILT_IN_FUSION, STATEFUL_FUSION, Calibration
 from kvstitch.service.shared.parameters import check
 
 logger = logging.getLogger(__name__)
@@ -156,10 +156,10 @@ class DefaultMethods:
 
 
 def _built_in(offered: Sequence[OfferedMethod]) -> dict[str, Any]:
-    """Return the built-in default; PIE where the model cannot run it."""
+    """Return the built-in default, of models that keep a state where the model cannot run it."""
     unavailable = {info.name for info in offered if info.unavailable}
     usable = BUILT_IN_FUSION["method"] not in unavailable
-    return dict(BUILT_IN_FUSION) if usable else {"method": _FASTEST}
+    return dict(BUILT_IN_FUSION if usable else STATEFUL_FUSION)
 
 
 def _exists(fusion: Mapping[str, Any], offered: Sequence[OfferedMethod]) -> bool:

@@ -294,7 +294,7 @@ def _mix(
         before = State(*map(_mean, zip(*states, strict=True))) if states else None
         out: list[Tensor] = []
         for chunk in chunks:
-            rows, _ = yield from decoder.mix(index, x[chunk.cut], before, stored=chunk.states[-1])
+            rows, *_ = yield from decoder.mix(index, x[chunk.cut], before, stored=chunk.states[-1])
             out.append(rows)
         x = torch.cat(out)
     return x

@@ -1,8 +1,8 @@
 """Mixers of a prompt: rows that are computed run through them, and what is stored of the others'
 documents is composed in between.
 
-    S stored │ D_1 stored │ D_2 computed │ Q computed
-    ─ A·S+B ─┼── A·S+B ───┼─── rows ─────┼── rows ──▶ the state that decoding begins with
+    S stored │ D_1 stored │ D_2 computed │ D_3, first rows computed │ Q computed
+    ─ A·S+B ─┼── A·S+B ───┼─── rows ─────┼── rows ─── A·S+B ────────┼── rows ──▶ decoding
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from kvstitch.service.worker.kv.pool import SequenceStates
 from kvstitch.service.worker.layout import PromptLayout
 from kvstitch.service.worker.methods.layer_view import CachedSegment
 from kvstitch.service.worker.model.decoder import DecoderModel
-from kvstitch.service.worker.model.mixer_state import State, States, StoredState
+from kvstitch.service.worker.model.mixer_state import FIRST_ROWS, States, StoredState
 from kvstitch.service.worker.steps import Steps
 
 
@@ -40,7 +39,7 @@ def stored_states(
 @dataclass
 class PromptMixing:
     """The states of one prompt's mixers while it is prefilled with some rows computed: all of the
-    segments that are not cached, and the question's."""
+    segments that are not cached, the first ones of others, and the question's."""
 
     decoder: DecoderModel
     layout: PromptLayout
@@ -51,52 +50,41 @@ class PromptMixing:
     after: States
     """Behind the last row; `marks` has those before the question, too."""
     marks: dict[int, States]
-    pieces: list[slice | tuple[CachedSegment, int]] = field(init=False)
-    _marked: int = 0
+    # Before the question: so many rows that are computed, and segments of which the rows behind
+    # so many first ones are stored.
+    pieces: list[int | tuple[CachedSegment, int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Cut the rows where a stored segment stands between them, and before the question."""
-        layout, at = self.layout, 0
-        everything = len(self.rows) == layout.tokens
-        self.pieces = []
-        for segment, stored in zip(layout.segments, self.cached, strict=True):
-            if segment.tokens and not everything and not segment.computed:
+        """Cut the rows where a stored segment stands between them."""
+        layout, self.pieces = self.layout, []
+        counts = layout.count_rows(self.rows)
+        for segment, stored, rows in zip(layout.segments, self.cached, counts, strict=True):
+            if rows:
+                self.pieces.append(rows)
+            if rows < segment.tokens:
                 assert stored is not None, "a cached segment has stored KV"
-                self.pieces.append((stored, segment.tokens))
-            elif segment.tokens:
-                self.pieces.append(slice(at, at + segment.tokens))
-                at += segment.tokens
-        self._marked = len(self.pieces)
-        self.pieces.append(slice(at, len(self.rows)))
-        asked = layout.tokens - layout.question_start
-        assert len(self.rows) - at == asked, "methods for hybrids compute whole segments"
+                assert rows <= FIRST_ROWS, "methods for hybrids compute first rows of segments"
+                self.pieces.append((stored, segment.tokens, rows))
 
     @property
     def reads_stored(self) -> bool:
-        return any(not isinstance(piece, slice) for piece in self.pieces)
+        return any(not isinstance(piece, int) for piece in self.pieces)
 
     def advance(self, layer: int, x: Tensor) -> Steps[Tensor]:
         """Run what stands before a layer; x `[m, hidden]` are the rows' hidden states."""
-        decoder = self.decoder
-        stored = {
-            place: stored_states(decoder, piece[0], layer, piece[1])
-            for place, piece in enumerate(self.pieces)
-            if not isinstance(piece, slice)
-        }
+        decoder, asked = self.decoder, self.layout.question_start
+        stored = [
+            piece if isinstance(piece, int)
+            else [s.after(piece[2]) for s in stored_states(decoder, piece[0], layer, piece[1])]
+            for piece in self.pieces
+        ]  # fmt: skip
         for number, index in enumerate(decoder.mixers[layer]):
-            state: State | None = self.kept.live.get(index)
-            out: list[Tensor] = []
-            for place, piece in enumerate(self.pieces):
-                if place == self._marked and state is not None:
-                    self.marks.setdefault(self.layout.question_start, {})[index] = state
-                if isinstance(piece, slice):
-                    rows, state = yield from decoder.mix(index, x[piece], state)
-                    out.append(rows)
-                else:
-                    state = stored[place][number].behind(state)
-            x = torch.cat(out) if len(out) > 1 else out[0]
-            assert state is not None, "the question has rows"
-            self.after[index] = state
+            pieces = [each if isinstance(each, int) else each[number] for each in stored]
+            pieces.append(self.layout.tokens - asked)
+            x, after, before = yield from decoder.mix(index, x, self.kept.live.get(index), pieces)
+            self.after[index] = after
+            if before is not None:
+                self.marks.setdefault(asked, {})[index] = before
         return x
 
     def finish(self) -> None:

@@ -89,7 +89,7 @@ def _describe(name: str, cls: type[Any], model: ModelFacts) -> OfferedMethod:
         # If only a parameter's default does not fit this model, the method itself is available.
         unavailable = error.message if (error.field or "").endswith(".method") else ""
     doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-    schema = for_model(schema_of(cls), model.layers)
+    schema = for_model(schema_of(cls), model.layers, stateful=model.stateful)
     holds_part = getattr(cls, "reads", None) is Reads.PARTS
     return OfferedMethod(
         name=name, doc=doc, parameters=schema, unavailable=unavailable, sparse=holds_part

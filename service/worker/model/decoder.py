@@ -136,8 +136,14 @@ class DecoderModel:
         return list(blocks)
 
     def mix(
-        self, index: int, x: Tensor, state: State | None, *, stored: list[StoredState] | None = None
-    ) -> Steps[tuple[Tensor, State]]:
+        self,
+        index: int,
+        x: Tensor,
+        state: State | None,
+        pieces: Sequence[int | StoredState] = (),
+        *,
+        stored: list[StoredState] | None = None,
+    ) -> Steps[tuple[Tensor, State, State | None]]:
         """Run rows of one sequence through a block of `mixers` (`Hybrid.mix`)."""
         raise NotImplementedError
 

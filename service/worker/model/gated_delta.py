@@ -96,8 +96,9 @@ def normalised(x: Tensor) -> Tensor:
 
 def in_blocks(x: Tensor) -> Tensor:
     """Return rows `[m, heads, width]` as `[blocks, heads, BLOCK, width]`, with rows of 0 behind
-    them, which change nothing."""
-    blocks = -(-len(x) // BLOCK)
-    padded = x.new_zeros(blocks * BLOCK, *x.shape[1:])
+    them, which change nothing; fewer rows than a block's are a smaller block."""
+    rows = min(BLOCK, len(x))
+    blocks = -(-len(x) // rows)
+    padded = x.new_zeros(blocks * rows, *x.shape[1:])
     padded[: len(x)] = x
-    return padded.view(blocks, BLOCK, *x.shape[1:]).transpose(1, 2)
+    return padded.view(blocks, rows, *x.shape[1:]).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The toy's task, its training and its windows, on models of a few steps."""
+"""The toy's task, its training and its methods, on models of a few steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.quality.configurations import Configuration
 from benchmarks.quality.measure import Measurer
-from benchmarks.quality.toy_hybrid import Window, drawn_prompts, split
+from benchmarks.quality.toy_hybrid import FIRST, configurations, drawn_prompts
 from benchmarks.quality.toy_training import (
     FACTS,
     KEY,
@@ -24,7 +23,7 @@ from benchmarks.quality.toy_training import (
     served_rule,
     train,
 )
-from kvstitch.service.worker.api import LegoLink, decoder_for
+from kvstitch.service.worker.api import decoder_for
 from kvstitch_tune.prompts import prefill_ids
 
 
@@ -54,15 +53,13 @@ def test_a_trained_model_is_served_as_it_is(build: Callable[[], Any]) -> None:
     torch.testing.assert_close(ours, theirs[0, -1], atol=1e-4, rtol=0)
 
 
-def test_a_window_of_one_row_is_legolinks_in_a_model_that_only_attends() -> None:
+@pytest.mark.parametrize("build", [hybrid, attention])
+def test_first_rows_of_all_chunks_but_the_first_are_computed(build: Callable[[], Any]) -> None:
     torch.manual_seed(1)
     prompt = next(drawn_prompts(1, 0))
-    measurer = Measurer(decoder_for(attention().eval()), str, longest=prompt.tokens)
-    window = Configuration("window", Window(1), prefix_mode="primer x1")
-    link = Configuration("legolink", LegoLink(1, 0), prefix_mode="primer x1")
-    (ours,), (theirs,) = (
-        measurer.measure(split(prompt, 1), [window]),
-        measurer.measure(prompt, [link]),
-    )
-    assert ours.kl_first == pytest.approx(theirs.kl_first, rel=1e-3) and ours.kl_first > 1e-4
-    assert ours.rows == theirs.rows - 1, "the first document stands behind S in any case"
+    measurer = Measurer(decoder_for(build().eval()), str, longest=prompt.tokens)
+    chosen = configurations(attends=build is attention)
+    made = dict(zip([each.name for each in chosen], measurer.measure(prompt, chosen), strict=True))
+    assert made["pie system"].rows == 0 and made["pie system"].kl_first > 1e-4
+    for rows in FIRST:
+        assert made[f"legolink {rows} rows primer x3"].rows == 3 * rows

@@ -108,7 +108,8 @@ class FusionMethod(ABC):
 
     reads: ClassVar[Reads] = Reads.CHUNKS
     extra: ClassVar[ChunkExtra | None] = None  # what it needs beside every chunk
-    whole_segments: ClassVar[bool] = False  # whether it computes all rows of a segment or none
+    # whether it computes all rows of a segment, none, or the first (`FIRST_ROWS` at most)
+    passes_states: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
@@ -134,11 +135,11 @@ class FusionMethod(ABC):
     def fit(self, model: ModelFacts, name: str) -> None:
         """Raise InvalidRequest if the model cannot run the method of this name, or not with its
         parameters."""
-        if model.stateful and not self.whole_segments:
+        if model.stateful and not self.passes_states:
             raise InvalidRequest(
                 f"fusion.method {name} computes some rows of stored documents, and layers of this "
-                "model keep a state, which takes all rows before them: name vanilla, pie or "
-                "full_reuse",
+                "model keep a state, which takes all rows before them: name vanilla, pie, "
+                "legolink or full_reuse",
                 field="fusion.method",
             )
         self.check(model)

@@ -17,7 +17,7 @@ class Method(DenseMethod):
     """Reuse as precomputed, positions not recovered; only the question is computed. A baseline
     that is expected to fail."""
 
-    whole_segments: ClassVar[bool] = True
+    passes_states: ClassVar[bool] = True
 
     def key_positions(self, layout: PromptLayout) -> Tensor:
         positions = layout.all_rows.clone()

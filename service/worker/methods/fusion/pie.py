@@ -20,7 +20,7 @@ from kvstitch.service.worker.model.model_facts import ModelFacts
 class Method(DenseMethod):
     """Positions recovered, nothing recomputed but the question: the cheapest reuse."""
 
-    whole_segments: ClassVar[bool] = True
+    passes_states: ClassVar[bool] = True
 
     exact_layers: int = parameter(0, "layers whose KV is computed for every token", ge=0)
 

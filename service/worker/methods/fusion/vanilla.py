@@ -16,7 +16,7 @@ from kvstitch.service.worker.methods.bases.fusion import Reads
 class Method(DenseMethod):
     """Full prefill of the prompt; no cache is used."""
 
-    whole_segments: ClassVar[bool] = True
+    passes_states: ClassVar[bool] = True
     reads: ClassVar[Reads] = Reads.NOTHING
 
     def start_rows(self, layout: PromptLayout) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvstitch.service.worker.kernels.cpu import cpu_linear
 from kvstitch.service.worker.model.families.experts import ExpertsModel
 from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows
-from kvstitch.service.worker.model.mixer_state import MixerShape
+from kvstitch.service.worker.model.mixer_state import FirstRows, MixerShape
 from kvstitch.service.worker.model.projection import norm
 
 
@@ -23,7 +23,7 @@ class Lfm2(Hybrid):
 
     def mixer_shape(self, config: Any) -> MixerShape:
         # As large as a state can be that has no heads.
-        return MixerShape(0, 1, 1, int(config.conv_L_cache) - 1, self.hidden, scalar=True)
+        return MixerShape(0, 1, 1, int(config.conv_L_cache) - 1, self.hidden, 0, scalar=True)
 
     def mixer_of(self, block: Any) -> Any:
         return block.mixer
@@ -48,6 +48,10 @@ class Lfm2(Hybrid):
         self, net: Any, own: MixerRows, mixed: Tensor, sums: Tensor, *, step: bool
     ) -> tuple[Tensor, Tensor]:
         return mixed, sums
+
+    def first_rows(self, net: Any, own: MixerRows, mixed: Tensor) -> FirstRows:
+        nothing = mixed.new_empty(len(mixed), 0)
+        return FirstRows(nothing, nothing[..., None], nothing[..., None])
 
     def mixer_output(self, net: Any, own: MixerRows, read: Tensor) -> Tensor:
         gate = own.beside[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvstitch.service.worker.model import gated_delta
 from kvstitch.service.worker.model.families.experts import Qwen2Moe
 from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head, numbers
-from kvstitch.service.worker.model.mixer_state import MixerShape
+from kvstitch.service.worker.model.mixer_state import FirstRows, MixerShape
 from kvstitch.service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
@@ -39,6 +39,7 @@ class DeltaHybrid(Hybrid):
             heads=self.value_heads, key=self.key, value=self.value,
             rows=int(config.linear_conv_kernel_dim) - 1,
             channels=2 * self.key_heads * self.key + self.value_heads * self.value,
+            groups=self.key_heads,
         )  # fmt: skip
 
     def mixer_of(self, block: Any) -> Any:
@@ -96,18 +97,26 @@ class DeltaHybrid(Hybrid):
     def apply_rule(
         self, net: Any, own: MixerRows, mixed: Tensor, sums: Tensor, *, step: bool
     ) -> tuple[Tensor, Tensor]:
+        share = self.value_heads // self.key_heads
+        q, k, v, decay, beta = self._given(net, own, mixed)
+        q, k = (part.repeat_interleave(share, 1) for part in (q * self.key**-0.5, k))
+        rule = gated_delta.step if step else gated_delta.run
+        return rule(q, k, v, decay, beta, sums)
+
+    def first_rows(self, net: Any, own: MixerRows, mixed: Tensor) -> FirstRows:
+        _, k, v, decay, beta = self._given(net, own, mixed)
+        return FirstRows(decay, k, v, beta)
+
+    def _given(
+        self, net: Any, own: MixerRows, mixed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return queries and keys of key heads, values, log decays and betas."""
         _, b, a = own.beside
         wide = self.key_heads * self.key
         q, k, v = torch.split(mixed, [wide, wide, self.value_heads * self.value], -1)
-        share = self.value_heads // self.key_heads
-        q, k = (
-            gated_delta.normalised(by_head(part, self.key_heads)).repeat_interleave(share, 1)
-            for part in (q, k)
-        )
+        q, k = (gated_delta.normalised(by_head(part, self.key_heads)) for part in (q, k))
         decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
-        rule = gated_delta.step if step else gated_delta.run
-        values = by_head(v, self.value_heads)
-        return rule(q * self.key**-0.5, k, values, decay, b.sigmoid().float(), sums)
+        return q, k, by_head(v, self.value_heads), decay, b.sigmoid().float()
 
     def mixer_output(self, net: Any, own: MixerRows, read: Tensor) -> Tensor:
         gates = own.beside[0]

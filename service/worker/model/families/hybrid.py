@@ -23,7 +23,13 @@ from torch import Tensor
 
 from kvstitch.service.errors import ModelRefused
 from kvstitch.service.worker.model.decoder import DecoderModel
-from kvstitch.service.worker.model.mixer_state import MixerShape, State, StoredState
+from kvstitch.service.worker.model.mixer_state import (
+    FIRST_ROWS,
+    FirstRows,
+    MixerShape,
+    State,
+    StoredState,
+)
 from kvstitch.service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
@@ -42,6 +48,9 @@ class MixerRows:
 
     mixed: Tensor  # `[m, channels]`
     beside: Sequence[Tensor]  # each `[m, …]`
+
+    def part(self, rows: slice) -> MixerRows:
+        return MixerRows(self.mixed[rows], [x[rows] for x in self.beside])
 
 
 class Hybrid(DecoderModel):
@@ -84,6 +93,10 @@ class Hybrid(DecoderModel):
     ) -> tuple[Tensor, Tensor]:
         """Return what convolved rows read, fp32, and the state behind them (`gated_delta.run`)."""
         # With `step` the rows belong to different sequences, each with a state.
+        raise NotImplementedError
+
+    def first_rows(self, net: Any, own: MixerRows, mixed: Tensor) -> FirstRows:
+        """Return what `apply_rule` makes of a state by each of these rows."""
         raise NotImplementedError
 
     def mixer_output(self, net: Any, own: MixerRows, read: Tensor) -> Tensor:
@@ -134,34 +147,58 @@ class Hybrid(DecoderModel):
     # -- mixers -----------------------------------------------------------------------------------
 
     def mix(
-        self, index: int, x: Tensor, state: State | None, *, stored: list[StoredState] | None = None
-    ) -> Steps[tuple[Tensor, State]]:
+        self,
+        index: int,
+        x: Tensor,
+        state: State | None,
+        pieces: Sequence[int | StoredState] = (),
+        *,
+        stored: list[StoredState] | None = None,
+    ) -> Steps[tuple[Tensor, State, State | None]]:
         """Run rows x `[m, hidden]` through a block of `mixers` behind a state, None for the first;
-        return both after them. What they make of any state is added to `stored`."""
+        return both after them, and the state before the last piece. `pieces` are numbers of rows,
+        and what is stored of others that stand between. What rows of a document make of any state
+        is added to `stored`."""
         shape, net, out = self.mixer, self.mixer_of(self.blocks[index]), torch.empty_like(x)
-        before = shape.first(x) if state is None else state
-        rows, sums = before.rows, before.sums
         if stored is not None:
-            sums = shape.apart(sums)
-        for start in range(0, len(x), MIXER_ROWS):
-            if start:
-                yield None
-            cut = slice(start, start + MIXER_ROWS)
-            own = self._project(index, x[cut], batch=False)
-            seen = torch.cat([rows, own.mixed])
-            rows = seen[len(seen) - shape.rows :]
-            mixed = self._convolved(
-                net, [seen[j:][: len(own.mixed)] for j in range(shape.rows + 1)]
-            )
-            read, sums = self.apply_rule(net, own, mixed, sums, step=False)
-            if stored is not None and shape.heads:
-                read = shape.joined(read, before.sums)
-            out[cut] = yield from self._finish_mixer(index, x[cut], own, read, batch=False)
-        if stored is not None:
-            mapped = shape.mapped(sums)
-            stored.append(StoredState(rows, mapped, min(len(x), shape.rows)))
-            sums = mapped.of(before.sums)
-        return out, State(rows.clone(), sums)
+            pieces = (min(FIRST_ROWS, len(x)), max(0, len(x) - FIRST_ROWS))
+        before = state
+        at, cut, own, read = 0, slice(0, 0), MixerRows(x[:0], ()), list[Tensor]()
+        begun: FirstRows | None = None
+        given: Tensor | None = None  # the state that rows are shown apart from theirs
+        for piece in pieces or [len(x)]:
+            before = state
+            if isinstance(piece, StoredState):
+                state = piece.behind(state)
+                continue
+            state = shape.first(x) if state is None else state
+            if begun is not None:
+                given, state = state.sums, State(state.rows, shape.apart(state.sums))
+            end = at + piece
+            while at < end:
+                if at == cut.stop:
+                    if at:
+                        out[cut] = yield from self._finish_mixer(index, x[cut], own, read)
+                        yield None
+                    cut, read = slice(at, min(at + MIXER_ROWS, len(x))), []
+                    own = self._project(index, x[cut], batch=False)
+                part = own.part(slice(at - cut.start, end - cut.start))
+                at += len(part.mixed)
+                seen = torch.cat([state.rows, part.mixed])
+                mixed = self._convolved(
+                    net, [seen[j:][: len(part.mixed)] for j in range(shape.rows + 1)]
+                )
+                rows, sums = self.apply_rule(net, part, mixed, state.sums, step=False)
+                # A copy, so that not all that the convolution sees is held.
+                state = State(seen[len(seen) - shape.rows :].clone(), sums)
+                if stored is not None and begun is None:
+                    begun = self.first_rows(net, part, mixed)
+                read.append(rows if given is None else shape.joined(rows, given))
+        out[cut] = yield from self._finish_mixer(index, x[cut], own, read)
+        assert state is not None, "there are rows"
+        if stored is not None and begun is not None:
+            stored.append(StoredState(state.rows, begun, shape.mapped(state.sums), len(x)))
+        return out, state, before
 
     def mix_step(
         self, index: int, x: Tensor, states: Sequence[State]
@@ -172,7 +209,7 @@ class Hybrid(DecoderModel):
         mixed = self._convolved(net, seen.unbind(1))
         sums = torch.stack([s.sums for s in states])
         read, sums = self.apply_rule(net, own, mixed, sums, step=True)
-        out = run(self._finish_mixer(index, x, own, read, batch=True))
+        out = run(self._finish_mixer(index, x, own, [read], batch=True))
         return out, [State(r, s) for r, s in zip(seen[:, 1:], sums, strict=True)]
 
     def _project(self, index: int, x: Tensor, *, batch: bool) -> MixerRows:
@@ -195,11 +232,11 @@ class Hybrid(DecoderModel):
         return out.to(seen[0].dtype).float()
 
     def _finish_mixer(
-        self, index: int, x: Tensor, own: MixerRows, read: Tensor, *, batch: bool
+        self, index: int, x: Tensor, own: MixerRows, read: Sequence[Tensor], *, batch: bool = False
     ) -> Steps[Tensor]:
         net = self.mixer_of(self.blocks[index])
         # Behind its own output a mixer goes on as every layer does.
-        inner = self.mixer_output(net, own, read).to(x.dtype)
+        inner = self.mixer_output(net, own, torch.cat([*read])).to(x.dtype)
         return (yield from self.finish_steps(index, x, inner, batch=batch))
 
 

@@ -23,7 +23,7 @@ from kvstitch.service.worker.model.families.experts import (
     mixed_experts,
 )
 from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows, by_head, numbers
-from kvstitch.service.worker.model.mixer_state import MixerShape
+from kvstitch.service.worker.model.mixer_state import FirstRows, MixerShape
 from kvstitch.service.worker.model.projection import Projection, fuse, norm
 from kvstitch.service.worker.model.rope import RotaryTable
 from kvstitch.service.worker.steps import Steps
@@ -36,7 +36,7 @@ class MambaHybrid(Hybrid):
         net = self.mixer_of(self.blocks[-1])
         return MixerShape(
             heads=net.num_heads, key=net.ssm_state_size, value=net.head_dim,
-            rows=net.conv_kernel_size - 1, channels=net.conv_dim, scalar=True,
+            rows=net.conv_kernel_size - 1, channels=net.conv_dim, groups=net.n_groups, scalar=True,
         )  # fmt: skip
 
     def mixer_of(self, block: Any) -> Any:
@@ -54,16 +54,26 @@ class MambaHybrid(Hybrid):
     def apply_rule(
         self, net: Any, own: MixerRows, mixed: Tensor, sums: Tensor, *, step: bool
     ) -> tuple[Tensor, Tensor]:
-        wide = net.n_groups * net.ssm_state_size
-        v, k, q = torch.split(mixed, [net.intermediate_size, wide, wide], -1)
-        values = by_head(v, net.num_heads)
-        dt = F.softplus(own.beside[1].float() + net.dt_bias.float()).clamp(*net.time_step_limit)
-        rule = mamba2.step if step else mamba2.run
-        queries, keys = (by_head(part, net.n_groups) for part in (q, k))
+        queries, keys, values, dt = self._given(net, own, mixed)
         decay = -net.A_log.float().exp() * dt
+        rule = mamba2.step if step else mamba2.run
         read, after = rule(queries, keys, values * dt[..., None], decay, sums)
         read[..., : net.head_dim] += values * net.D.float()[:, None]
         return read, after
+
+    def first_rows(self, net: Any, own: MixerRows, mixed: Tensor) -> FirstRows:
+        _, keys, values, dt = self._given(net, own, mixed)
+        return FirstRows(-net.A_log.float().exp() * dt, keys, values * dt[..., None])
+
+    def _given(
+        self, net: Any, own: MixerRows, mixed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries and keys of groups, values, and steps in time `[m, heads]`."""
+        wide = net.n_groups * net.ssm_state_size
+        v, k, q = torch.split(mixed, [net.intermediate_size, wide, wide], -1)
+        dt = F.softplus(own.beside[1].float() + net.dt_bias.float()).clamp(*net.time_step_limit)
+        queries, keys = (by_head(part, net.n_groups) for part in (q, k))
+        return queries, keys, by_head(v, net.num_heads), dt
 
     def mixer_output(self, net: Any, own: MixerRows, read: Tensor) -> Tensor:
         normed: Tensor = net.norm(read.flatten(1), own.beside[0])

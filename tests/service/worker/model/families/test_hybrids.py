@@ -24,20 +24,25 @@ from transformers import (
 )
 
 from kvstitch.service.errors import InvalidRequest, InvalidSetting, ModelRefused
-from kvstitch.service.gateway.answers.methods import _built_in
+from kvstitch.service.gateway.answers.methods import _built_in, chosen_method
+from kvstitch.service.gateway.schemas.generate import MethodChoice
 from kvstitch.service.messages.requests import ChunkTokens, Method
 from kvstitch.service.worker.forward import selfcheck
 from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.prefill import prefill
 from kvstitch.service.worker.layout import Prefix, PromptLayout
 from kvstitch.service.worker.methods.bases.fusion import PromptShape, total_flops
+from kvstitch.service.worker.methods.fusion.legolink import Method as LegoLink
 from kvstitch.service.worker.methods.fusion.pie import Method as Pie
 from kvstitch.service.worker.methods.fusion.vanilla import Method as Vanilla
 from kvstitch.service.worker.methods.registry import describe, fusion_methods
+from kvstitch.service.worker.model import mixer_state
 from kvstitch.service.worker.model.addressing import Addressing
 from kvstitch.service.worker.model.families import decoder_for
+from kvstitch.service.worker.model.families import hybrid as families_of_hybrids
 from kvstitch.service.worker.model.folder_checks import kv_numbers_per_token, read_config
 from kvstitch.service.worker.model.load import load
+from kvstitch.service.worker.model.mixer_state import FIRST_ROWS
 from kvstitch.service.worker.model.model_facts import (
     FlopCount,
     ModelFacts,
@@ -52,6 +57,7 @@ from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, rand
 
 pytestmark = pytest.mark.exhaustive
 
+LINK = Method("legolink", {"first": 2, "last": 0})
 IDS = [*S, *D1, *D2, *D3, *Q]
 SIZES: dict[str, Any] = {
     "vocab_size": 101,
@@ -250,6 +256,64 @@ def test_pie_is_the_reference_in_every_order(model: Tiny, mode: str) -> None:
         assert_close("hybrid: pie", ours, theirs, atol=3e-4)
 
 
+@pytest.mark.parametrize("first", [1, 3])
+def test_first_rows_are_computed_behind_what_stands_before_them(model: Tiny, first: int) -> None:
+    """LegoLink, in two orders; of two documents all rows may be first ones."""
+    reference: Any = model.reference
+    chunks = ChunkPrefill(model.decoder)
+    addressing = Addressing(model.decoder, fingerprint="t", codec="raw")
+    texts = [D1, D3, [51, 52], [53, 54, 55]]
+    system = run(chunks.compute(addressing.system(S, ""))).chunk
+    stored = [run(chunks.compute(addressing.document(d, "system", S, ""))).chunk for d in texts]
+    expected = [reference.precompute(d, S) for d in texts]
+    method, pie = LegoLink(first=first, last=0, skip_first_doc=False), []
+    for order in [(0, 1, 2, 3), (3, 1, 0, 2)]:
+        layout = PromptLayout.of(
+            S, [texts[i] for i in order], Q,
+            uncached=[False] * 5, prefixes=[Prefix(S)] * 4,
+        )  # fmt: skip
+        parts = [system, *(stored[i] for i in order)]
+        made = []
+        for each in (method, Pie()):
+            scratch = ScratchKV(model.decoder, layout.tokens)
+            made.append(run(prefill(model.decoder, layout, parts, each, scratch)))
+        theirs = reference.legolink(
+            S, [(texts[i], expected[i]) for i in order], Q, first
+        )  # fmt: skip
+        assert_close("hybrid: legolink", made[0].logits, theirs, atol=3e-4)
+        rows = sum(min(first, len(d)) for d in texts) + len(Q)
+        assert len(made[0].rows) == rows
+        pie.append(float((made[1].logits - theirs).abs().max()))
+    assert max(pie) > 1e-3, "as stored they are others"
+
+
+def test_first_rows_of_what_stood_there_are_full_prefills(model: Tiny) -> None:
+    """Computed behind the same, they are the same; and a document all of whose rows are first ones
+    is as in a full prefill, whatever it was computed behind."""
+    addressing = Addressing(model.decoder, fingerprint="t", codec="raw")
+    chunks, short = ChunkPrefill(model.decoder), [51, 52, 53, 54]
+    parts = [
+        run(chunks.compute(address)).chunk for address in (
+            addressing.system(S, ""), addressing.document(D1, "system", S, ""),
+            addressing.document(short, "none", S, ""),
+            addressing.document(D2, "primer", S, "", [[D1, short]]),
+        )
+    ]  # fmt: skip
+    layout = PromptLayout.of(
+        S, [D1, short, D2], Q, uncached=[False] * 4,
+        prefixes=[Prefix(S), Prefix(()), Prefix([*S, *D1, *short])],
+    )  # fmt: skip
+    theirs = model.model(torch.tensor([[*S, *D1, *short, *D2, *Q]])).logits[0, -1]
+    for first in (1, 2, FIRST_ROWS):
+        scratch = ScratchKV(model.decoder, layout.tokens)
+        method = LegoLink(first=first, last=0)
+        ours = run(prefill(model.decoder, layout, parts, method, scratch)).logits
+        if first < FIRST_ROWS:
+            assert float((ours - theirs).abs().max()) > 1e-3
+        else:
+            assert_close("hybrid: legolink of all rows", ours, theirs)
+
+
 def test_a_document_that_is_computed_between_stored_ones(model: Tiny) -> None:
     """It sees the state that those before it leave, as in a full prefill if all inputs are."""
     addressing = Addressing(model.decoder, fingerprint="t", codec="raw")
@@ -277,23 +341,51 @@ def test_answers_are_transformers_and_stored_chunks_are_read_again(
         assert [d.tier for d in report.documents] == ["ssd"] * 3
         swapped = [DOCUMENTS[i] for i in (2, 0, 1)]
         alone = r.answer(PIE, swapped)[0]
-        names = [r.submit(PIE), r.submit(VANILLA), r.submit(PIE, swapped)]
+        linked, report = r.answer(LINK, swapped)
+        assert report.rows_per_layer[0] == 3 * 2 + len(Q)
+        names = [r.submit(PIE), r.submit(VANILLA), r.submit(PIE, swapped), r.submit(LINK, swapped)]
         r.run()
-        assert [r.tokens(name) for name in names] == [warm, tokens[:6], alone]
+        assert [r.tokens(name) for name in names] == [warm, tokens[:6], alone, linked]
+
+
+def test_what_was_stored_with_other_first_rows_is_computed_anew(
+    model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier, rig(model, tiers=[disk(tmp_path)]) as r:
+        for module in (mixer_state, families_of_hybrids):
+            earlier.setattr(module, "FIRST_ROWS", 3)
+        r.precompute()
+        assert r.answer(PIE)[1].documents[0].tier == "ssd"
+    with rig(model, tiers=[disk(tmp_path)]) as r, rig(model) as fresh:
+        fresh.precompute()
+        answer, report = r.answer(PIE)
+        if model.decoder.mixer is not None and not model.decoder.mixer.heads:
+            assert [d.tier for d in report.documents] == ["ssd"] * 3, "nothing is kept of them"
+            return
+        assert [d.tier for d in report.documents] == ["cold"] * 3
+        assert answer == fresh.answer(VANILLA)[0]
+        r.precompute()
+        answer, report = r.answer(LINK)
+        assert [d.tier for d in report.documents] == ["ssd"] * 3
+        assert answer == fresh.answer(LINK)[0]
 
 
 @pytest.mark.parametrize("codec", ["int8", "k8v8"])
 def test_codecs_keep_the_states_in_int8(model: Tiny, codec: str) -> None:
+    """Of two of three documents near: where two experts tie, rounding takes the other one."""
     addressing = Addressing(model.decoder, fingerprint="t", codec=codec)
     chunks = ChunkPrefill(model.decoder)
     system = run(chunks.compute(addressing.system(S, ""))).chunk
-    first = run(chunks.compute(addressing.document(D1, "system", S, ""))).chunk
-    layout = PromptLayout.of(S, [D1], Q, uncached=[False] * 2, prefixes=[Prefix(S)])
-    scratch = ScratchKV(model.decoder, layout.tokens)
-    ours = run(prefill(model.decoder, layout, [system, first], Pie(), scratch)).logits
-    theirs = model.model(torch.tensor([[*S, *D1, *Q]])).logits[0, -1]
-    assert 0 < float((ours - theirs).norm() / theirs.norm()) < 0.05
-    raw = Addressing(model.decoder, fingerprint="t", codec="raw").document(D1, "none", S, "")
+    errors = []
+    for ids in (D1, D2, D3):
+        first = run(chunks.compute(addressing.document(ids, "system", S, ""))).chunk
+        layout = PromptLayout.of(S, [ids], Q, uncached=[False] * 2, prefixes=[Prefix(S)])
+        scratch = ScratchKV(model.decoder, layout.tokens)
+        ours = run(prefill(model.decoder, layout, [system, first], Pie(), scratch)).logits
+        theirs = model.model(torch.tensor([[*S, *ids, *Q]])).logits[0, -1]
+        errors.append(float((ours - theirs).norm() / theirs.norm()))
+    assert 0 < sorted(errors)[1] < 0.05
+    raw = Addressing(model.decoder, fingerprint="t", codec="raw").document(D3, "none", S, "")
     heads = model.decoder.mixer is not None and model.decoder.mixer.heads > 0
     assert first.spec.state < raw.spec.state or not heads  # rows of convolutions stay raw
 
@@ -317,10 +409,15 @@ def test_methods_that_compute_single_rows_are_refused_by_name(model: Tiny) -> No
             if name in ("vanilla", "pie", "full_reuse"):
                 assert r.answer(Method(name))[1].prompt_tokens == len(IDS)
                 continue
-            with pytest.raises(InvalidRequest, match=f"method {name} .*layers of this model keep"):
+            said = f"method {name} .*layers of this model keep"
+            if name == "legolink":
+                said = f"first must be at most {FIRST_ROWS} and fusion.last 0"
+            with pytest.raises(InvalidRequest, match=said):
                 r.submit(Method(name))
         with pytest.raises(InvalidRequest, match="exact_layers must be 0"):
             r.submit(Method("pie", {"exact_layers": 1}))
+        with pytest.raises(InvalidRequest, match="first must be at most"):
+            r.submit(Method("legolink", {"first": FIRST_ROWS + 1, "last": 0}))
 
 
 def test_states_are_not_handed_over(model: Tiny) -> None:
@@ -329,14 +426,21 @@ def test_states_are_not_handed_over(model: Tiny) -> None:
         pass
 
 
-def test_the_default_of_a_hybrid_is_pie(model: Tiny) -> None:
+def test_the_default_of_a_hybrid_is_legolink_of_all_first_rows(model: Tiny) -> None:
     """What a worker says of its methods decides what a request without one gets."""
     decoder = model.decoder
     facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
     offered = describe(fusion_methods(), facts)
     assert _built_in(offered)["method"] == "question_scout"
     offered = describe(fusion_methods(), replace(facts, stateful=True))
-    assert _built_in(offered) == {"method": "pie"}
+    default = chosen_method("fusion", MethodChoice.model_validate(_built_in(offered)), offered)
+    every = {"first": FIRST_ROWS, "last": 0, "skip_first_doc": False}
+    assert default == Method("legolink", every)
+    with rig(model) as r:
+        assert r.answer(default)[0]
+    more = MethodChoice(method="legolink", first=FIRST_ROWS + 1)
+    with pytest.raises(InvalidRequest, match="first"):
+        chosen_method("fusion", more, offered)
 
 
 def test_eviction_and_primers(model: Tiny) -> None:
