@@ -116,6 +116,7 @@ class Report:
     ratio: float | None = None  # of a fusion method that has one, as it was used
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
+    exact_from: int | None = None  # tokens of the answer before full prefill took over, if it did
     reused_tokens: int = 0  # prompt tokens whose KV was in the prefix cache
     reused_from: str = ""  # where: "pool", the KV pool; empty: nothing was
     history_tokens: int = 0  # of earlier turns, taken from the prompt before; repaired ones are not

@@ -133,6 +133,9 @@ class Generate(Message, frozen=True):
     history: int = 0  # first tokens of the question that are earlier turns of a conversation
     history_mode: HistoryMode = "compute"  # where the prompt continues no earlier one
     any_method: bool = False  # whether full prefill may answer, where it is not slower
+    # nats by which a token must lead the next best; from the first that does not on, the answer is
+    # full prefill's. 0: whatever they are
+    exact_below: float = 0.0
     view: str = ""  # what its sender may read, if not everybody may read all of the documents
     hand_over: bool = False  # whether another engine decodes: see `HandedOver`
 

@@ -17,6 +17,8 @@ from kvstitch.service.worker.loading.prompt_loads import PromptLoads
 from kvstitch.service.worker.prefix_cache import PrefixCache
 from kvstitch.service.worker.sampling.draft import Drafter
 from kvstitch.service.worker.sampling.sampler import token_logprobs
+from kvstitch.service.worker.sequences.exact import uncertain
+from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
 from kvstitch.service.worker.sequences.report import report
 from kvstitch.service.worker.sequences.reuse import cached_prompt
 from kvstitch.service.worker.sequences.sequence import EngineSequence, prompt_ids
@@ -71,9 +73,15 @@ class Answering:
     """Decodes the running sequences."""
 
     def __init__(
-        self, decoder: BatchDecoder, endings: Endings, replies: list[Reply], draft_tokens: int
+        self,
+        decoder: BatchDecoder,
+        launcher: PrefillLauncher,
+        endings: Endings,
+        replies: list[Reply],
+        draft_tokens: int,
     ) -> None:
         self._decoder = decoder
+        self._launcher = launcher
         self._draft_tokens = draft_tokens
         self._endings = endings
         self._replies = replies
@@ -109,12 +117,18 @@ class Answering:
             own = likeliest[rows] if sequence.sampler.takes_likeliest else None
             try:
                 tokens = self._sample_step(sequence, draft, logits[rows], own)
+                certain = uncertain(sequence, logits[rows][: len(tokens)])
             except Exception as error:  # of one sequence, as its grammar or its sampler is
                 self._endings.fail(sequence, error)
                 continue
-            self._checked(sequence, draft, len(tokens) - 1)
             sequence.work.decode_steps += 1
-            self._emit(sequence, tokens, logits[rows][: len(tokens)])
+            if certain is None:
+                self._checked(sequence, draft, len(tokens) - 1)
+                self._emit(sequence, tokens, logits[rows][: len(tokens)])
+                continue
+            self._emit(sequence, tokens[:certain], logits[rows][:certain])
+            self._launcher.start_over(sequence)
+            self._endings.scheduler.start_over(sequence)
         self._step_s = time.monotonic() - started
         return len(running)
 

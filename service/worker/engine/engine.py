@@ -154,7 +154,7 @@ class Engine:
         batches = BatchDecoder(decoder, self.pool)
         # A state cannot be taken back where a drafted token is not sampled.
         drafts = 0 if decoder.mixers else options.draft_tokens
-        self.answering = Answering(batches, self._endings, self._replies, drafts)
+        self.answering = Answering(batches, launcher, self._endings, self._replies, drafts)
         self.prefilling = Prefilling(
             self.scheduler,
             launcher,

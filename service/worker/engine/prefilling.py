@@ -17,6 +17,7 @@ from kvstitch.service.worker.methods.bases.eviction import evict
 from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
 from kvstitch.service.worker.methods.layer_view import PrefillResult
 from kvstitch.service.worker.prefix_cache import PrefixCache
+from kvstitch.service.worker.sequences.exact import uncertain
 from kvstitch.service.worker.sequences.hand_over import HandOver
 from kvstitch.service.worker.sequences.prefill_launcher import PrefillLauncher
 from kvstitch.service.worker.sequences.reuse import find_history, find_reuse
@@ -91,7 +92,10 @@ class Prefilling:
             try:
                 sequence.wait(next(sequence.prefill.steps))
             except StopIteration as end:
-                self._first_token(sequence, end.value)
+                if sequence.work.exact_from is None:
+                    self._first_token(sequence, end.value)
+                else:
+                    self._go_on(sequence, end.value)
             except Exception as error:
                 self.endings.fail(sequence, error)
             seconds = time.monotonic() - started
@@ -122,9 +126,34 @@ class Prefilling:
                 self._evict(sequence, result)
                 self._hand_over(sequence, check)
                 return
+            if uncertain(sequence, result.logits[None]) is not None:
+                self.launcher.start_over(sequence)
+                self.scheduler.start_over(sequence)
+                return
             self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
+                self._evict(sequence, result)
+        except Exception as error:
+            self.endings.fail(sequence, error)
+
+    def _go_on(self, sequence: EngineSequence, result: PrefillResult) -> None:
+        """Let an answer go on behind what was computed in full."""
+        assert sequence.kv is not None
+        sequence.prefill.steps = None
+        sequence.kv.set_length(result.layout.tokens)
+        sequence.work.flops += result.flops
+        began = bool(sequence.tokens)
+        if not began:
+            sequence.clock.close("prefill")
+            if sequence.logits is not None:
+                sequence.logits = result.logits.clone()
+        try:
+            self.scheduler.start_running(sequence)
+            self.answering.first_token(sequence, result.logits)
+            if not began:
+                sequence.clock.close("first_token")
+            if not began and sequence in self.scheduler.running:
                 self._evict(sequence, result)
         except Exception as error:
             self.endings.fail(sequence, error)

@@ -80,6 +80,11 @@ class Scheduler:
         self.prefilling.remove(sequence)
         (self.handed if sequence.asked.request.hand_over else self.running).append(sequence)
 
+    def start_over(self, sequence: EngineSequence) -> None:
+        """Move a running sequence back to `prefilling`."""
+        self.running.remove(sequence)
+        self.prefilling.append(sequence)
+
     def remove(self, sequence: EngineSequence) -> None:
         """Remove a sequence that has finished, failed or been aborted from its queue."""
         for queue in (self.waiting, self.prefilling, self.running, self.handed):

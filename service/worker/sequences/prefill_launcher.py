@@ -28,6 +28,7 @@ from kvstitch.service.worker.methods.fusion.vanilla import Method as FullPrefill
 from kvstitch.service.worker.methods.layer_view import PrefillResult
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.model_facts import ModelFacts, full_prefill
+from kvstitch.service.worker.sequences.exact import computed_in_full
 from kvstitch.service.worker.sequences.reuse import HistoryKV, continued_prefill
 from kvstitch.service.worker.sequences.sequence import EngineSequence
 from kvstitch.service.worker.sequences.token_trace import TokenTracer
@@ -98,6 +99,13 @@ class PrefillLauncher:
             taken = sequence.history
             history = None if taken is None else HistoryKV.of(decoder, taken)
             sequence.prefill.steps = self._steps(decoder, sequence, kv, history, crowded)
+
+    def start_over(self, sequence: EngineSequence) -> None:
+        """Give a sequence the steps that compute its prompt and its answer so far in full."""
+        decoder = self.decoder.with_lora(sequence.lora)
+        recordings = self.recordings if decoder is self.decoder else None
+        sequence.work.exact_from = len(sequence.tokens)
+        sequence.prefill.steps = computed_in_full(decoder, sequence, recordings)
 
     def _holds_part(self, sequence: EngineSequence) -> bool:
         """Return whether the prompt runs with only some tokens held."""

@@ -68,6 +68,7 @@ def report(sequence: EngineSequence) -> Report:
         ratio=sequence.fusion.repair_ratio,
         hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
         gate=asked.gated.note if asked.gated else None,
+        exact_from=work.exact_from,
         history_tokens=taken,
         reused_tokens=reused,
         reused_from=POOL if reused else "",

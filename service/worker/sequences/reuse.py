@@ -70,8 +70,10 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
 
 def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
     """Return a sequence's prompt and the answer so far, if others may continue it; None if not."""
-    kv, layout, reuse = sequence.kv, sequence.layout, sequence.reuse
+    kv, layout = sequence.kv, sequence.layout
     if not _takes_part(sequence) or kv is None or layout is None:
+        return None
+    if sequence.prefill.steps is not None:  # its KV is being written
         return None
     if sequence.logits is None or sequence.deleted:
         return None
@@ -87,7 +89,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         tenant=sequence.asked.request.sharers,
         lora=sequence.asked.lora_fingerprint,
         method=_method(sequence),
-        exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,
+        exact=sequence.exact,
         logits=sequence.logits,
         kv=kv,
         seen=seen_by(sequence),

@@ -126,6 +126,7 @@ class Work:
     flops: float = 0.0
     full_prefill_flops: float = 0.0
     decode_steps: int = 0
+    exact_from: int | None = None  # tokens of the answer when full prefill took over, if it did
 
 
 @dataclass
@@ -206,6 +207,13 @@ class EngineSequence:
         """Whether its prefill used stored KV; if not, its answer is that of full prefill."""
         documents = sum(self.work.rows_by_segment[1:]) < sum(self.asked.document_tokens)
         return documents or self.work.history_rows < self.reused_history
+
+    @property
+    def exact(self) -> bool:
+        """Whether the prompt's KV and the first token are full prefill's."""
+        if self.work.exact_from == 0:
+            return True
+        return self.reuse.prompt.exact if self.reuse is not None else not self.reuses_documents
 
     @property
     def loaded(self) -> bool:

@@ -63,6 +63,7 @@ class Rig:
         history: int = 0,
         history_mode: HistoryMode = "compute",
         any_method: bool = False,
+        exact_below: float = 0.0,
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
@@ -84,6 +85,7 @@ class Rig:
             history=history,
             history_mode=history_mode,
             any_method=any_method,
+            exact_below=exact_below,
         )
         self.engine.submit(request)
         return name
