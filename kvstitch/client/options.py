@@ -35,6 +35,7 @@ class GenerateOptions(SearchOptions, total=False):
     profile: Literal["fast", "balanced", "exact"] | None
     adapter: str | None
     cold: Literal["in_context", "as_stored"] | None
+    exact_below: float | None
     history: Literal["compute", "reuse"] | None
     prefix_cache: bool
     condense: Literal["off", "join", "model"] | None

@@ -268,6 +268,9 @@ class CacheReport:
     reused_from: str = ""
     history_tokens: int = 0
     ratio: float | None = told(absent=None)
+    exact_from: int | None = told(
+        "tokens of the answer before full prefill took over; none: it did not", absent=None
+    )
     gate: GateNote | None = told(absent=None)
     tokens: TokenReport | None = None
 

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
     add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
         "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
+    add("--exact-below", type=float, metavar="NATS", help="the answer is full prefill's from the "
+        "first token that leads by less")  # fmt: skip
     add("--adapter", help="the LoRA adapter that answers (default: the model itself)")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
@@ -105,6 +107,7 @@ def _options(args: argparse.Namespace) -> GenerateOptions:
         "retrieval": args.retrieval,
         "adapter": args.adapter,
         "cold": args.cold,
+        "exact_below": args.exact_below,
         "prefix_cache": args.prefix_cache,
         "profile": args.profile,
         "filter": parse_pairs(args.filter, "--filter") or None,

@@ -70,6 +70,13 @@ class ModelSettings(BaseModel):
         description="how chunks that are not stored are computed, where a request does not say: "
         "in the prompt's context, or by themselves (as_stored)",
     )
+    exact_below: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="nats by which tokens must lead; from the first that does not on, a greedy "
+        "answer is full prefill's; 0: never",
+    )
     history: HistoryMode = Field(
         "compute",
         description="earlier turns of a conversation, where the documents are others than before "

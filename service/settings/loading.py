@@ -230,7 +230,7 @@ def _missing_plugins(environment: Mapping[str, str]) -> list[str]:
 # processes, tables, the model.
 RELOADABLE: Final = frozenset(
     {
-        "cold", "condense", "drain_timeout_s",
+        "cold", "condense", "drain_timeout_s", "exact_below",
         "history", "max_body_values", "max_document_bytes", "max_documents",
         "max_in_flight_per_key", "max_pdf_bytes", "max_question_chars", "max_texts",
         "max_texts_chars", "max_tokens_limit", "max_top_k", "max_waiting_tokens",

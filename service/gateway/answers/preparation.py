@@ -241,6 +241,7 @@ class RequestPreparer:
         if any(passage.chunk.readers != EVERYBODY for passage in plan.passages):
             # A name of what the sender may read: others may not read all of the passages.
             view = hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()
+        least = self._settings().exact_below
         plan.generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=prompts.system if alone is None else [],
@@ -254,6 +255,7 @@ class RequestPreparer:
             traceparent=traceparent,
             token_fates=request.include_tokens,
             cold=request.cold or self._settings().cold,
+            exact_below=least if request.exact_below is None else request.exact_below,
             prefix_cache=request.prefix_cache,
             lora=plan.adapter,
             history=history,

@@ -248,6 +248,14 @@ class Choices(SearchChoices):
         "`as_stored`, by themselves, so that later answers are the same; none: the service's "
         "default",
     )
+    exact_below: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="nats: at the first token that leads the next best by less, prompt and answer "
+        "so far are computed in full, and the rest is full prefill's; greedy answers alone; 0: "
+        "never; none: the service's default",
+    )
     history: HistoryMode | None = Field(
         None,
         description="earlier turns, where the documents are others than before: `compute` them, or "

@@ -103,6 +103,12 @@ class Admission:
                 "fusion and eviction must leave all KV of a prompt that is handed over to another "
                 "engine, and the worker's settings name that engine"
             )
+        if request.hand_over and request.exact_below:
+            raise InvalidRequest(
+                "another engine decodes, and does not ask how certain a token is: leave "
+                "exact_below out",
+                field="exact_below",
+            )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         if not 0 <= request.history < len(request.question):

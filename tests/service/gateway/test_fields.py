@@ -142,7 +142,8 @@ CacheReport.gate GateNote.state GateNote.used GateNote.why
 SHARERS = """
 CacheDocument.bytes CacheDocument.computed CacheDocument.reused CacheDocument.rows_recomputed
 CacheDocument.tier CacheReport.coverage CacheReport.flops CacheReport.full_prefill_flops
-CacheReport.history_tokens CacheReport.kept_per_layer CacheReport.kept_ratio CacheReport.ratio
+CacheReport.exact_from CacheReport.history_tokens CacheReport.kept_per_layer
+CacheReport.kept_ratio CacheReport.ratio
 CacheReport.recomputed_ratio CacheReport.recomputed_tokens CacheReport.reused_from
 CacheReport.reused_tokens CacheReport.rows_per_layer CacheSegment.bytes CacheSegment.computed
 CacheSegment.reused CacheSegment.rows_recomputed CacheSegment.tier DocumentForecast.computed

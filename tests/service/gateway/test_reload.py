@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any], int]] = {
 }
 # What these do is looked at in the parts that read them at each call.
 IN_PARTS = {
-    "cold", "condense", "drain_timeout_s", "history",
+    "cold", "condense", "drain_timeout_s", "exact_below", "history",
     "max_in_flight_per_key", "max_pdf_bytes", "max_tokens_limit", "max_waiting_tokens",
     "rerank_deadline_s", "rerank_timeout_s", "retrieval", "stream_ping_s",
     "tenant_requests_per_minute", "tenant_tokens_per_minute", "unanswerable", "unanswerable_text",

@@ -92,6 +92,17 @@ def test_full_prefill_may_take_the_place_of_a_method_that_is_not_named(
     assert isinstance(request, Generate) and request.any_method == any_method
 
 
+def test_how_certain_tokens_must_be_is_asked_or_set(rig: Rig) -> None:
+    assert rig.ask().status_code == rig.ask(exact_below=0.5).status_code == 200
+    read = rig.gateway.settings.model_copy(update={"exact_below": 2.0})
+    rig.call(lambda: rig.gateway.reload(read))
+    assert rig.ask().status_code == rig.ask(exact_below=0.0).status_code == 200
+    asked = [each.exact_below for each in fake(rig).seen(Generate) if isinstance(each, Generate)]
+    assert asked == [0.0, 0.5, 2.0, 0.0]
+    refused = rig.ask(exact_below=-1.0)
+    assert refused.status_code == 422 and "exact_below" in refused.text
+
+
 def test_messages_are_answered(rig: Rig) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
