@@ -57,6 +57,16 @@ def test_other_orders_and_combinations_hit_completely_and_store_nothing(
     assert before.value("kvstitch_store_new_keys_total") >= len(twelve)
 
 
+def test_where_nothing_is_certain_the_answer_is_full_prefill_s(
+    service: Service, twelve: Documents
+) -> None:
+    asked: dict[str, Any] = {"top_k": 3, "max_tokens": 12, "prefix_cache": False}
+    full = service.ask(question(twelve[1]), profile="exact", **asked)
+    answer = service.ask(question(twelve[1]), profile="fast", exact_below=100, **asked)
+    assert answer["text"] == full["text"] and "cold" not in tiers(answer)
+    assert answer["cache"]["exact_from"] == 0 and full["cache"]["exact_from"] is None
+
+
 @pytest.mark.slow
 def test_the_same_text_under_another_name_is_the_same_key(
     service: Service, twelve: Documents
