@@ -15,6 +15,7 @@ from kvstitch_gguf.gguf_families import (
     LOCAL_BASE,
     LONG_FACTORS,
     OTHER_KEYS,
+    OWN_SPLITS,
     SERVED,
     SHORT_FACTORS,
     SINGLE_DIGITS,
@@ -23,10 +24,10 @@ from kvstitch_gguf.gguf_families import (
     family_of,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, type_name
-from kvstitch_gguf.gguf_hybrids import OTHERS
+from kvstitch_gguf.gguf_hybrids import LATENT_OTHERS, LOCAL_OTHERS, OTHERS
 
 _FOLDER = "give the model's own folder"
-_TOKENIZERS = ("gpt2", "llama")
+_TOKENIZERS = ("gpt2", "llama", "gemma4")
 # RoPE has a check of its own, and a text model does without what its images need.
 _LOOKED_AT_APART = ("rope.scaling.", "vision.", "mm.")
 # Parts of `rope.scaling.` that are understood, by its type.
@@ -35,6 +36,8 @@ YARN = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+# What DeepSeek's scores are multiplied with in longer contexts.
+MAGNITUDE = "rope.scaling.yarn_log_multiplier"
 _SCALING = {
     "none": ("original_context_length",),
     "linear": ("factor", "original_context_length"),
@@ -102,7 +105,9 @@ def _faults_of_types(header: GgufHeader) -> Iterator[str]:
 
 
 def _faults_of_shape(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
-    for key in ("block_count", "context_length", "embedding_length", "attention.head_count"):
+    needed = ("block_count", "context_length", "embedding_length", "attention.head_count")
+    widths = ("attention.kv_lora_rank", "attention.key_length", "rope.dimension_count")
+    for key in (*needed, *(widths if family.latent else ())):
         value = header.get(key)
         if not (isinstance(value, int) and value > 0):
             said = "another number for every layer" if isinstance(value, tuple) else value
@@ -110,8 +115,18 @@ def _faults_of_shape(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
             return
     heads, width = header.get("attention.head_count"), header.get("embedding_length")
     head_dim = header.get("attention.key_length") or width // heads
+    if family.latent:  # keys and values are what a row is compressed to
+        return
     value = header.get("attention.value_length", head_dim)
     rotated = header.get("rope.dimension_count", head_dim)
+    if family.local_heads:
+        local = header.get("attention.key_length_swa", head_dim)
+        for key in LOCAL_OTHERS:
+            if (said := header.get(key, local)) != local:
+                yield (
+                    f"has {said} as {header.architecture}.{key} of heads of {local} dimensions, "
+                    "which is not served"
+                )
     if value != head_dim:
         yield f"has keys of {head_dim} and values of {value} dimensions, which is not served"
     if rotated != head_dim and not family.rotates_part:
@@ -127,6 +142,7 @@ def _faults_of_rope(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
     if kind == "longrope" and not {SHORT_FACTORS, LONG_FACTORS} <= {t.name for t in header.tensors}:
         yield f"has RoPE scaling of type longrope and lacks {SHORT_FACTORS} or {LONG_FACTORS}"
     known = (*_SCALING[kind], "type", "finetuned")
+    known += ("yarn_log_multiplier",) if family.latent else ()
     said = {key.removeprefix(prefix): v for key, v in header.metadata.items() if prefix in key}
     # Factors of 1 do nothing; without scaling the others do nothing either.
     extra = sorted(key for key, v in said.items() if key not in known and v not in (0, 1))
@@ -139,6 +155,8 @@ def _faults_of_keys(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
     prefix = f"{header.architecture}."
     known = {*KEYS, *OTHER_KEYS, *family.keys}
     known |= {*OTHERS} if family.hybrid else set()
+    known |= {*LATENT_OTHERS} if family.latent else set()
+    known |= {*LOCAL_OTHERS} if family.local_heads else set()
     known |= {WINDOW_PATTERN} if family.window_period else set()
     known |= {LOCAL_BASE} if family.ropes_by_layer else set()
     unknown = sorted(
@@ -167,7 +185,7 @@ def _faults_of_tokenizer(header: GgufHeader) -> Iterator[str]:
     if model not in _TOKENIZERS:
         yield f"has a tokenizer of kind {model}; {' and '.join(_TOKENIZERS)} are read: {_FOLDER}"
     split = header.metadata.get("tokenizer.ggml.pre", "default")
-    if model == "gpt2" and split not in (*KNOWN_SPLITS, *SINGLE_DIGITS, *LIKE_GPT2):
+    if model == "gpt2" and split not in {*KNOWN_SPLITS, *SINGLE_DIGITS, *OWN_SPLITS, *LIKE_GPT2}:
         yield f"splits text in the way {split}, which is not known here: {_FOLDER}"
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvstitch.service.errors import ModelRefused
-from kvstitch_gguf.gguf_checks import YARN, scaling_type
+from kvstitch_gguf.gguf_checks import MAGNITUDE, YARN, scaling_type
 from kvstitch_gguf.gguf_families import (
     KEYS,
     LOCAL_BASE,
@@ -27,7 +27,7 @@ from kvstitch_gguf.gguf_families import (
     GgufFamily,
 )
 from kvstitch_gguf.gguf_file import GgufHeader, GgufTensor
-from kvstitch_gguf.gguf_hybrids import facts_of
+from kvstitch_gguf.gguf_hybrids import facts_of, gemma4_facts, latent_facts
 from kvstitch_gguf.gguf_layouts import as_transformers
 
 _DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
@@ -35,6 +35,7 @@ _DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 8192}  # fmt: skip
 _TOKENS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+_STILL = 1e20  # a factor of RoPE with which a dimension does not turn
 _SAME_FACTOR = 1e-3  # relative; factors are stored as float32
 
 
@@ -52,9 +53,7 @@ def config_of(header: GgufHeader, family: GgufFamily) -> Any:
         "vocab_size": names["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in names,
     }
-    head_dim = header.get("attention.key_length") or header.get("embedding_length") // header.get(
-        "attention.head_count"
-    )
+    head_dim = _head_dim(header, family)
     if family.window_period:
         facts["layer_types"] = _layer_types(header, family)
         facts["sliding_window"] = header.get(WINDOW) or None
@@ -69,8 +68,12 @@ def config_of(header: GgufHeader, family: GgufFamily) -> Any:
     try:
         if family.hybrid:
             facts |= facts_of(header, family.model_type)
+        if family.latent:
+            facts |= latent_facts(header, family.model_type)
+        if family.local_heads:
+            facts |= gemma4_facts(header, facts["layer_types"])
         plain = AutoConfig.for_model(family.model_type, **facts)
-        if hasattr(plain, "head_dim") or header.get("attention.key_length"):
+        if header.get("attention.key_length") or hasattr(plain, "head_dim"):
             facts["head_dim"] = head_dim  # some configs have one model's as their default
         facts["rope_parameters"] = _rope(header, family, head_dim)
         return AutoConfig.for_model(family.model_type, **facts)
@@ -80,6 +83,14 @@ def config_of(header: GgufHeader, family: GgufFamily) -> Any:
         raise ModelRefused(
             f"{header.path} describes no {family.models} that transformers knows: {error}"
         ) from error
+
+
+def _head_dim(header: GgufHeader, family: GgufFamily) -> int:
+    """Return a head's width: of latent attention that of its rotated part, of Gemma 4 that of
+    layers with a window."""
+    said = header.get("rope.dimension_count" if family.latent else "attention.key_length_swa")
+    said = said or header.get("attention.key_length")
+    return int(said or header.get("embedding_length") // header.get("attention.head_count"))
 
 
 def _layer_types(header: GgufHeader, family: GgufFamily) -> list[str]:
@@ -102,7 +113,8 @@ def _original_context(header: GgufHeader) -> int:
 def _rope(header: GgufHeader, family: GgufFamily, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters`."""
     theta = float(header.get("rope.freq_base", _DEFAULT_THETA))
-    whole = {"rope_theta": theta, "rope_type": "default", **_scaling(header, family, head_dim)}
+    stretched = _share(header) if family.local_heads else _scaling(header, family, head_dim)
+    whole = {"rope_theta": theta, "rope_type": "default", **stretched}
     if family.rotates_part:
         whole["partial_rotary_factor"] = header.get("rope.dimension_count", head_dim) / head_dim
     if not family.ropes_by_layer:
@@ -133,7 +145,21 @@ def _scaling(header: GgufHeader, family: GgufFamily, head_dim: int) -> dict[str,
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = _original_context(header)
         scaling |= {**_said(header, YARN), **family.yarn}
+        if (magnitude := header.get(MAGNITUDE)) is not None:  # a tenth of it, and of mscale
+            scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * magnitude, 5))
     return scaling
+
+
+def _share(header: GgufHeader) -> dict[str, Any]:
+    """Return the share of a head that Gemma 4 rotates: factors of the others stand them still."""
+    factors = np.array(_factors(header, ROPE_FACTORS))
+    turned = int((factors == 1).sum())
+    if turned == 0 or (factors[:turned] != 1).any() or (factors[turned:] < _STILL).any():
+        raise ModelRefused(
+            f"{header.path} stretches RoPE by factors that are not Gemma 4's: give the model's "
+            "own folder"
+        )
+    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
 
 
 def _said(header: GgufHeader, keys: dict[str, str]) -> dict[str, float]:
@@ -143,7 +169,9 @@ def _said(header: GgufHeader, keys: dict[str, str]) -> dict[str, float]:
 
 
 def _factors(header: GgufHeader, name: str) -> list[float]:
-    tensor = next(tensor for tensor in header.tensors if tensor.name == name)
+    tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+    if tensor is None:
+        raise ModelRefused(f"{header.path} lacks {name}: copy or download it again")
     return [float(factor) for factor in read_tensor(header, tensor).flatten()]
 
 
@@ -175,8 +203,14 @@ _EXPERTS = {
     "mlp.experts.down_proj": ("ffn_down_exps.weight",),
     "mlp.experts.down_proj_bias": ("ffn_down_exps.bias",),
 }
+# A tensor that some files have in place of several, by the first of these.
+_IN_ONE = {
+    "attn_k_b.weight": "attn_kv_b.weight",
+    "ffn_gate_exps.weight": "ffn_gate_up_exps.weight",
+}
 _NO_WEIGHTS = {ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS}
 _VARIANT = "it is a variant that is not served, give the model's own folder"
+_OWN_KV = ("k", "v", "k_norm")
 _NAMED = 3  # tensors that a refusal names
 
 
@@ -208,14 +242,14 @@ def weights_of(
     kind = f"a {type(model).__name__}"
     if missing := sorted(wanted - set(stored)):
         raise ModelRefused(f"{header.path} lacks weights of {kind}: {_some(missing)}: {_VARIANT}")
-    if extra := sorted(set(stored) - wanted - _NO_WEIGHTS):
+    # Layers that attend to another one's keys need none, and some files have them all the same.
+    borrows = range(layers - getattr(model.config, "num_kv_shared_layers", 0), layers)
+    unread = {f"blk.{layer}.attn_{part}.weight" for layer in borrows for part in _OWN_KV}
+    if extra := sorted(set(stored) - wanted - _NO_WEIGHTS - unread):
         raise ModelRefused(
             f"{header.path} holds weights that {kind} does not have: {_some(extra)}: {_VARIANT}"
         )
-    head_dim = getattr(model.config, "head_dim", None) or (
-        model.config.hidden_size // model.config.num_attention_heads
-    )
-    found = {}
+    head_dim, found = _head_dim(header, family), {}
     for name, shape in shapes.items():
         parts = [torch.from_numpy(read_tensor(header, stored[place])) for place in places[name]]
         weight = as_transformers(family, model.config, name, parts, head_dim=head_dim)
@@ -239,12 +273,15 @@ def _places(
     """Return the tensors of the file that weights of transformers are made of."""
     architecture = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == header.architecture)
     known = gguf.get_tensor_name_map(architecture, layers)
-    found = {}
+    stored, found = {tensor.name for tensor in header.tensors}, {}
     for name in names:
         _, _, module = name.partition("layers.")
         layer, _, within = module.partition(".")
         if own := {**_EXPERTS, **family.places}.get(within):
             found[name] = tuple(f"blk.{layer}.{place}" for place in own)
+            whole = f"blk.{layer}.{_IN_ONE.get(own[0])}"
+            if whole in stored and not family.alternates:
+                found[name] = (whole,)
             continue
         module, kind = re.fullmatch(r"(.+?)(\.weight|\.bias)?", name).groups()  # type: ignore[union-attr]
         place = known.get_name(module) or ("output" if module == "lm_head" else name)

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvstitch.service.errors import ModelRefused
 from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_config import config_of, weights_of
-from kvstitch_gguf.gguf_families import SINGLE_DIGITS, family_of
+from kvstitch_gguf.gguf_families import OWN_SPLITS, SINGLE_DIGITS, family_of
 from kvstitch_gguf.gguf_file import GgufHeader, read_header
 
 REFUSED = 3
@@ -33,8 +33,10 @@ REFUSED = 3
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDS_OF_TURNS = (
     *("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>"),
-    *("<|return|>", "<|call|>", "<|end|>"),
+    *("<|return|>", "<|call|>", "<|end|>", "<turn|>"),
 )
+# "<｜" and "｜>" in the letters that bytes are spelled with.
+_OPENS, _CLOSES = "<ï½ľ", "ï½ľ>"
 
 
 def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
@@ -68,7 +70,15 @@ def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
             raise ModelRefused(
                 f"transformers cannot read the tokenizer of {header.path}: {error!r}"
             ) from error
-    if header.metadata.get("tokenizer.ggml.pre") in SINGLE_DIGITS:
+    split = header.metadata.get("tokenizer.ggml.pre")
+    tokenizer = _with_turns(tokenizer)
+    if split in OWN_SPLITS:
+        parts: list[Any] = [pre_tokenizers.Split(Regex(r), "isolated") for r in OWN_SPLITS[split]]
+        if not any("{N}" in expression for expression in OWN_SPLITS[split]):
+            parts.append(pre_tokenizers.Digits(individual_digits=True))
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    if split in SINGLE_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -76,6 +86,29 @@ def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
             ]
         )
     return tokenizer
+
+
+def _with_turns(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Return the tokenizer with DeepSeek's tokens for turns, which transformers spells out as bytes
+    and, where it needs them, adds once more behind the vocabulary."""
+    spelled = {
+        token: decoders.ByteLevel().decode([token])
+        for token in tokenizer.get_vocab()
+        if token.startswith(_OPENS) and token.endswith(_CLOSES)
+    }
+    if not spelled:
+        return tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = {spelled.get(t, t): index for t, index in state["model"]["vocab"].items()}
+    state["model"]["vocab"] = vocabulary
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    turns = [
+        {"id": vocabulary[t], "content": t, "special": True, **flags} for t in spelled.values()
+    ]
+    others = [t for t in state["added_tokens"] if t["content"] not in spelled.values()]
+    state["added_tokens"] = sorted([*turns, *others], key=lambda token: token["id"])
+    whole = Tokenizer.from_str(json.dumps(state))
+    return type(tokenizer)(tokenizer_object=whole, **tokenizer.init_kwargs)
 
 
 def _ends(header: GgufHeader, tokenizer: PreTrainedTokenizerFast) -> int | list[int] | None:

@@ -31,6 +31,8 @@ class GgufFamily:
     yarn: Mapping[str, Any] = field(default_factory=dict)
     alternates: bool = False
     hybrid: bool = False
+    latent: bool = False
+    local_heads: bool = False
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,6 +93,16 @@ FAMILIES: dict[str, tuple[GgufFamily, ...]] = {
     "cohere2": (
         GgufFamily("cohere2", "Command R7B, Command A", {**_COHERE, **_WINDOW}, window_period=4),
     ),
+    "deepseek2": (
+        GgufFamily("glm4_moe_lite", "GLM-4.7-Flash", hybrids.LATENT, latent=True,
+                   marked_by="tokenizer.ggml.pre=glm4", needs={"expert_gating_func": 2},
+                   places=hybrids.LATENT_PLACES),
+        GgufFamily("deepseek_v3", "DeepSeek-V3", hybrids.LATENT, latent=True,
+                   marked_by="expert_gating_func=2", places=hybrids.LATENT_PLACES),
+        GgufFamily("deepseek_v2", "DeepSeek-V2", hybrids.LATENT, latent=True,
+                   needs={"expert_gating_func": 1, "expert_weights_norm": False},
+                   places=hybrids.LATENT_PLACES),
+    ),
     "gemma": (GgufFamily("gemma", "Gemma", norm_offset=1.0),),
     "gemma2": (
         GgufFamily("gemma2", "Gemma 2", {**_WINDOW, **_SOFT_CAPS}, norm_offset=1.0,
@@ -100,6 +112,11 @@ FAMILIES: dict[str, tuple[GgufFamily, ...]] = {
         GgufFamily("gemma3_text", "Gemma 3", {**_WINDOW, **_SOFT_CAPS}, norm_offset=1.0,
                    window_period=6, ropes_by_layer=True, local_theta=10_000.0,
                    scaled_by_width=62),
+    ),
+    "gemma4": (
+        GgufFamily("gemma4_text", "Gemma 4", {**_WINDOW, **_SOFT_CAPS, **hybrids.GEMMA4},
+                   window_period=6, ropes_by_layer=True, local_heads=True,
+                   places=hybrids.GEMMA4_PLACES),
     ),
     "gpt-oss": (
         GgufFamily("gpt_oss", "gpt-oss",
@@ -180,13 +197,47 @@ KNOWN_SPLITS = (
     *("f2llmv2", "megrez", "qwen35", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
 )
 SINGLE_DIGITS = ("command-r", "refact", "smollm", "starcoder")
+# Capital and small letters, but for Armenian and Georgian small ones, those of mathematics, and
+# what Unicode has gained since.
+_CASED = (
+    r"[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}"
+    r"\x{A790}-\x{A7FA}\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16EFF}"
+    r"\x{1D400}-\x{1DF2A}]]"
+)
+_GLM = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_EAST_ASIAN = "[\u0800-\u9fa5\uac00-\ud7ff]+"
+# Regular expressions that split text one after another; digits stand alone where none has them.
+OWN_SPLITS = {
+    "deepseek-llm": (
+        r"[\r\n]", rf"\s?{_CASED}+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", r"\s+$", _EAST_ASIAN,
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN),
+    "deepseek-v3": (
+        r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "glm4": (_GLM,),
+    "chatglm-bpe": (_GLM,),
+}  # fmt: skip
 LIKE_GPT2 = ("default", "gpt-2", "gpt2", "olmo")
 
 
 def family_of(header: GgufHeader) -> GgufFamily | None:
     """Return the family of a file, None if it is not read."""
     families = FAMILIES.get(header.architecture, ())
-    return next((f for f in families if not f.marked_by or header.get(f.marked_by)), None)
+    return next((f for f in families if not f.marked_by or _marked(header, f.marked_by)), None)
+
+
+def _marked(header: GgufHeader, mark: str) -> bool:
+    """Return whether a header has a key, or says what stands behind "=" of it."""
+    key, _, value = mark.partition("=")
+    said = header.metadata.get(key, header.get(key))
+    return str(said) == value if value else bool(said)
 
 
 def architectures_of(model_type: str) -> list[str]:

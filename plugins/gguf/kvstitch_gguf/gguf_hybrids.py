@@ -1,5 +1,6 @@
-"""How llama.cpp writes hybrids: which layers attend, sizes of their mixers, and what the weights
-are called that transformers holds differently. Readable without torch."""
+"""How llama.cpp writes hybrids, latent attention and Gemma 4: which layers attend, sizes of their
+mixers and heads, and what the weights are called that transformers holds differently. Readable
+without torch."""
 
 from __future__ import annotations
 
@@ -29,18 +30,37 @@ NEMOTRON = {
     "ssm.group_count": "n_groups",
     "ssm.time_step_rank": "mamba_num_heads",
 }
-NEMOTRON_MOE = {
-    **NEMOTRON,
+_ROUTED = {
     "expert_count": "n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
     "expert_shared_count": "n_shared_experts",
     "expert_weights_norm": "norm_topk_prob",
     "expert_weights_scale": "routed_scaling_factor",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
+}
+NEMOTRON_MOE = {
+    **NEMOTRON,
+    **_ROUTED,
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
     "moe_latent_size": "moe_latent_size",
+}
+LATENT = {
+    **_ROUTED,
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+}
+# The groups of experts that older files do not name: DeepSeek-V2's and V3's, by their experts.
+_GROUPS = {160: (8, 3), 256: (8, 4)}
+GEMMA4 = {
+    "attention.key_length_swa": "head_dim",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
 DELTA = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -54,6 +74,11 @@ OTHERS = (
     *("ssm.inner_size", "attention.recurrent_layers", "full_attention_interval"),
     *("nextn_predict_layers", "rope.dimension_sections", "expert_gating_func"),
 )
+LATENT_OTHERS = (
+    *("attention.key_length_mla", "attention.value_length_mla", "leading_dense_block_count"),
+    *("nextn_predict_layers", "expert_gating_func"),
+)
+LOCAL_OTHERS = ("attention.value_length_swa", "rope.dimension_count_swa")
 
 _EXPERTS = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _MIXER = {"dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d"}
@@ -103,6 +128,15 @@ DELTA_PLACES: dict[str, tuple[str, ...]] = {
     **_under("linear_attn", {"dt_bias": "ssm_dt.bias", "A_log": "ssm_a"}),
     "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
 }
+LATENT_PLACES: dict[str, tuple[str, ...]] = {
+    "self_attn.kv_b_proj.weight": ("attn_k_b.weight", "attn_v_b.weight"),
+    "mlp.gate.e_score_correction_bias": ("exp_probs_b.bias",),
+}
+GEMMA4_PLACES: dict[str, tuple[str, ...]] = {
+    "router.scale": ("ffn_gate_inp.scale",),
+    "router.per_expert_scale": ("ffn_down_exps.scale",),
+    "experts.gate_up_proj": _EXPERTS,
+}
 
 
 def facts_of(header: GgufHeader, model_type: str) -> dict[str, Any]:
@@ -137,3 +171,54 @@ def facts_of(header: GgufHeader, model_type: str) -> dict[str, Any]:
         sizes = {"intermediate_size": max(feeds), "mamba_head_dim": width}
         return {**found, **sizes, "layers_block_type": kinds}
     return {**found, "layer_types": kinds}
+
+
+def latent_facts(header: GgufHeader, model_type: str) -> dict[str, Any]:
+    """Return the fields of a config of latent attention that no key holds by itself. Files before
+    April 2025 have a head's widths where later ones have those of the row that all heads share."""
+    get = header.get
+    layers, dense = get("block_count") - get("nextn_predict_layers", 0), "leading_dense_block_count"
+    key = get("attention.key_length_mla") or get("attention.key_length")
+    groups, used = _GROUPS.get(get("expert_count"), (1, 1))
+    groups, used = get("expert_group_count", groups), get("expert_group_used_count", used)
+    found = {
+        "num_hidden_layers": layers,
+        "num_key_value_heads": get("attention.head_count"),
+        "qk_nope_head_dim": key - get("rope.dimension_count"),
+        "v_head_dim": get("attention.value_length_mla") or get("attention.value_length"),
+        "q_lora_rank": get("attention.q_lora_rank"),
+        "routed_scaling_factor": get("expert_weights_scale", 1.0),
+        "norm_topk_prob": get("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": used,
+    }
+    if model_type == "glm4_moe_lite":
+        kinds = ["dense" if layer < get(dense, 0) else "sparse" for layer in range(layers)]
+        return {**found, "mlp_layer_types": kinds}
+    if model_type == "deepseek_v2":
+        found["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    return {**found, "first_k_dense_replace": get(dense, 0)}
+
+
+def gemma4_facts(header: GgufHeader, layer_types: list[str]) -> dict[str, Any]:
+    """Return the fields of Gemma 4's config that no key holds by itself."""
+    get, shapes = header.get, {tensor.name: tensor.shape for tensor in header.tensors}
+    feeds, kv_heads = get("feed_forward_length"), get("attention.head_count_kv")
+    if isinstance(kv_heads, int):
+        kv_heads = (kv_heads,) * len(layer_types)
+    wide = [layer for layer, kind in enumerate(layer_types) if kind == "full_attention"]
+    apart = {
+        layer: {"head_dim": get("attention.key_length"), "num_key_value_heads": kv_heads[layer]}
+        for layer in wide
+    }
+    local = [heads for layer, heads in enumerate(kv_heads) if layer not in apart]
+    table = shapes.get("per_layer_token_embd.weight")
+    return {
+        "intermediate_size": feeds if isinstance(feeds, int) else feeds[0],
+        "use_double_wide_mlp": not isinstance(feeds, int) and feeds[-1] != feeds[0],
+        "num_key_value_heads": (local or kv_heads)[0],
+        "per_layer_config": apart,
+        "attention_k_eq_v": f"blk.{min(wide, default=0)}.attn_v.weight" not in shapes,
+        "enable_moe_block": bool(get("expert_count")),
+        **({"vocab_size_per_layer_input": table[0]} if table else {}),
+    }

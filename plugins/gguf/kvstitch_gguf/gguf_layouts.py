@@ -18,7 +18,10 @@ def as_transformers(
     mixed = _mixer_weight(config, name, parts) if family.hybrid else None
     if mixed is not None:
         return mixed
-    if "mlp.experts." in name:
+    if name.endswith("kv_b_proj.weight") and len(parts) > 1:
+        keys, values = parts  # [heads, latent, key], [heads, value, latent]
+        return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
+    if "experts.gate_up_proj" in name or "mlp.experts." in name:
         return _experts(parts) if not family.alternates else _alternating_experts(parts)
     (weight,) = parts
     if family.norm_offset and name.endswith("norm.weight"):

@@ -63,7 +63,41 @@ _DELTA_EXPERT_KEYS = {
     **_DELTA_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": 96,
     "expert_shared_feed_forward_length": 64,
 }  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24,
+    "kv_lora_rank": 32, "v_head_dim": 12, "q_lora_rank": 20, "n_routed_experts": 6,
+    "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "n_group": 1,
+    "topk_group": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+_LATENT_KEYS = {
+    "attention.head_count_kv": 1, "attention.kv_lora_rank": 32, "attention.q_lora_rank": 20,
+    "attention.key_length": 48, "attention.value_length": 32, "attention.key_length_mla": 40,
+    "attention.value_length_mla": 12, "rope.dimension_count": 16, "leading_dense_block_count": 1,
+    "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 96,
+    "expert_shared_count": 2, "expert_weights_scale": 1.7, "expert_weights_norm": True,
+    "expert_group_count": 1, "expert_group_used_count": 1,
+}  # fmt: skip
+_GROUPS = {"n_group": 3, "topk_group": 2}
+_GROUP_KEYS = {"expert_group_count": 3, "expert_group_used_count": 2}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 32, "global_head_dim": 64, "sliding_window": WINDOW, "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 2.0, "hidden_size_per_layer_input": 0, "num_key_value_heads": 2,
+    "allow_global_per_layer_attribute_access": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0,
+                           "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}},
+}  # fmt: skip
+_GEMMA4_KEYS = {
+    **_HEAD_KEYS, "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+    "rope.dimension_count": 64, "rope.dimension_count_swa": 32, "rope.freq_base_swa": 20.0,
+    "attention.sliding_window_pattern": [True, True, False] * 2, "final_logit_softcapping": 2.0,
+    "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, **_WINDOW_KEY,
+}  # fmt: skip
+_ONE_KEY_HEAD = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_ONE_KEY_HEAD_KEYS = {"attention.head_count_kv": [2, 2, 1] * 2}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
     "original_max_position_embeddings": 128, "beta_fast": 16.0, "beta_slow": 2.0,
@@ -114,6 +148,32 @@ FAMILIES: dict[str, Family] = {
          "rope.scaling.type": "none", **_WINDOW_KEY},
         drops=("rms_norm_eps",),
     ),
+    "deepseek_v2": Family(
+        hf.DeepseekV2Config, "deepseek2",
+        {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1,
+         "rope_parameters": {**_YARN, "attention_factor": None, "mscale": 0.707,
+                             "mscale_all_dim": 0.707}},
+        {**_LATENT_KEYS, **_YARN_KEYS, "rope.scaling.yarn_attn_factor": None,
+         "rope.scaling.yarn_log_multiplier": 0.0707, "attention.q_lora_rank": None,
+         "expert_weights_norm": None, "expert_gating_func": 1},
+    ),
+    "deepseek_v2 of 2024": Family(
+        hf.DeepseekV2Config, "deepseek2",
+        {**_LATENT, **_GROUPS, "first_k_dense_replace": 1, "topk_method": "group_limited_greedy",
+         "keys_and_values_in_one": True},
+        {**_LATENT_KEYS, **_GROUP_KEYS, "attention.head_count_kv": 4, "attention.key_length": 40,
+         "attention.value_length": 12, "attention.key_length_mla": None,
+         "attention.value_length_mla": None, "expert_weights_norm": None},
+    ),
+    "deepseek_v3": Family(
+        hf.DeepseekV3Config, "deepseek2",
+        {**_LATENT, **_GROUPS, "first_k_dense_replace": 1, "num_hidden_layers": 3},
+        {**_LATENT_KEYS, **_GROUP_KEYS, "expert_gating_func": 2},
+    ),
+    "glm4_moe_lite": Family(
+        hf.Glm4MoeLiteConfig, "deepseek2", _LATENT,
+        {**_LATENT_KEYS, "tokenizer.ggml.pre": "glm4"},
+    ),
     "gemma": Family(hf.GemmaConfig, "gemma", keys=_HEAD_KEYS, drops=("rope_theta",)),
     "gemma2": Family(
         hf.Gemma2Config, "gemma2",
@@ -139,6 +199,23 @@ FAMILIES: dict[str, Family] = {
              "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}},
         {"rope.freq_base_swa": 20.0, "final_logit_softcapping": 2.0,
          "attention.sliding_window_pattern": [False, True], **_WINDOW_KEY, **_HEAD_KEYS},
+    ),
+    "gemma4": Family(
+        hf.Gemma4TextConfig, "gemma4", {**_GEMMA4, **_ONE_KEY_HEAD},
+        {**_GEMMA4_KEYS, **_ONE_KEY_HEAD_KEYS},
+    ),
+    "gemma4 with experts": Family(
+        hf.Gemma4TextConfig, "gemma4",
+        {**_GEMMA4, **_ONE_KEY_HEAD, "enable_moe_block": True, "num_experts": 5,
+         "top_k_experts": 2, "moe_intermediate_size": 96},
+        {**_GEMMA4_KEYS, **_ONE_KEY_HEAD_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": 96},
+    ),
+    "gemma4 with embeddings of layers": Family(
+        hf.Gemma4TextConfig, "gemma4",
+        {**_GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 262,
+         "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+        {**_GEMMA4_KEYS, "attention.shared_kv_layers": 3, "embedding_length_per_layer_input": 16,
+         "feed_forward_length": [256] * 3 + [512] * 3},
     ),
     "gpt_oss": Family(
         hf.GptOssConfig, "gpt-oss",
@@ -236,4 +313,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }  # fmt: skip
 # llama.cpp writes no head of its own for these.
-ALWAYS_TIED = ("cohere", "cohere2", "gemma", "gemma2", "lfm2", "lfm2_moe")
+ALWAYS_TIED = (
+    *("cohere", "cohere2", "gemma", "gemma2", "gemma4", "gemma4 with experts", "lfm2", "lfm2_moe"),
+    "gemma4 with embeddings of layers",
+)

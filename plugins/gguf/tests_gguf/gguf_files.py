@@ -36,7 +36,9 @@ CHAT_TEMPLATE = (
 ENDS = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
     "model.embedding_norm": "token_embd_norm", "model.embeddings": "token_embd",
-    "model.norm_f": "output_norm",
+    "model.norm_f": "output_norm", "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }  # fmt: skip
 PLACES = {
     "self_attn.q_proj": "attn_q",
@@ -65,12 +67,12 @@ PLACES = {
 }
 # Families in which this norm stands behind attention, or is called as if it did.
 NORM_BEHIND_ATTENTION = (
-    *("gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3"),
+    *("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo2", "olmo3"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 TURNS_PAIRS = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3")
 # Norms are written with what the family adds to them.
-ADDS_ONE = ("gemma", "qwen3_5", "qwen3_next")
+ADDS_ONE = ("gemma2", "gemma3", "qwen3_5", "qwen3_next")
 CAN_BE_WRITTEN = (
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0,
     Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4,
@@ -144,9 +146,9 @@ def write_gguf(
             continue
         shape = tuple(empty.shape)
         if len(shape) == 1 or "norm" in weight or weight.endswith("bias"):
-            adds = config.model_type.startswith(ADDS_ONE) and "linear_attn" not in weight
-            added = float("norm" in weight and adds)
-            mean = float("norm" in weight) - added
+            adds = config.model_type == "gemma" or config.model_type.startswith(ADDS_ONE)
+            added = float("norm" in weight and adds and "linear_attn" not in weight)
+            mean = float("norm" in weight or "scal" in weight) - added
             values = rng.normal(mean, 0.1, shape).astype(np.float32)
             held[weight] = torch.tensor(values)
             for place, part in _parts(weight, values + np.float32(added), config).items():
@@ -160,6 +162,11 @@ def write_gguf(
         for place, part in _parts(weight, stored, config).items():
             part = part[0] if place.endswith("gate_inp_shexp.weight") else part  # (1, n) there
             out.add_tensor(place, np.ascontiguousarray(part), raw_dtype=kind)
+    if config.model_type == "gemma4_text":  # the first quarter of a head is rotated
+        factors = np.repeat(
+            np.array([1, 1e30], np.float32), [HEAD_DIM // 8, HEAD_DIM // 2 - HEAD_DIM // 8]
+        )
+        tensors = {"rope_freqs.weight": factors, **(tensors or {})}
     for place, values in (tensors or {}).items():
         out.add_tensor(place, values)
     out.write_header_to_file()
@@ -210,11 +217,13 @@ def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> 
         list: out.add_array,
     }  # fmt: skip
     for key, value in keys.items():
-        if value is not None:
+        if value is not None and key != "tokenizer.ggml.tokens":
             named = key if key.startswith(("tokenizer.", "split.")) else f"{out.arch}.{key}"
             adders[type(value)](named, value)
     if config.vocab_size == len(PIECES):
-        out.add_tokenizer_model("llama")  # SentencePiece
+        out.add_tokenizer_model("gemma4" if out.arch == "gemma4" else "llama")  # SentencePiece
+        if out.arch == "gemma4":
+            out.add_token_merges(["i n", "t h", "th e", "▁ in", "▁ the"])
         out.add_token_list(PIECES)
         out.add_token_scores([-float(place) for place in range(len(PIECES))])
         # unknown, control, byte, normal
@@ -223,7 +232,7 @@ def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> 
         out.add_tokenizer_model("gpt2")
         if "tokenizer.ggml.pre" not in keys:
             out.add_tokenizer_pre("qwen2" if config.model_type.startswith("qwen") else "default")
-        out.add_token_list(TOKENS)
+        out.add_token_list(keys.get("tokenizer.ggml.tokens", TOKENS))
         # control, normal
         out.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 4), 3])
         out.add_token_merges(["t h", "i n"])

@@ -1,4 +1,5 @@
-"""What llama.cpp's converter writes of a hybrid's weights: names, and where rows are moved."""
+"""What llama.cpp's converter writes of the weights of hybrids, latent attention and Gemma 4:
+names, and where rows are moved."""
 
 from __future__ import annotations
 
@@ -54,8 +55,31 @@ NAMES = {
     "linear_attn.out_proj.weight": "ssm_out.weight",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "linear_attn.A_log": "ssm_a",
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
 }
 HYBRIDS = (
+    *("deepseek_v2", "deepseek_v3", "gemma4_text", "glm4_moe_lite"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
@@ -65,7 +89,14 @@ def hybrid_parts(within: str, values: NDArray[Any], config: Any) -> dict[str, ND
     """The tensors of a weight within a layer; None for one that is written as Llama's is."""
     if within.endswith("in_proj_qkvz.weight"):
         return _apart(values, config)
-    if within.endswith(("experts.gate_up_proj", "input_linear.weight")):
+    in_one = getattr(config, "keys_and_values_in_one", False)
+    if within.endswith("kv_b_proj.weight") and not in_one:
+        by_head = values.reshape(config.num_attention_heads, -1, values.shape[1])
+        keys, values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+        return {"attn_k_b.weight": keys.swapaxes(1, 2), "attn_v_b.weight": values}
+    if config.model_type != "gemma4_text" and within.endswith(
+        ("experts.gate_up_proj", "input_linear.weight")
+    ):
         many = config.model_type != "granitemoehybrid" or config.num_local_experts
         end = "_exps" if "experts" in within else "_shexp" if many else ""
         gate, up = np.split(values, 2, axis=-2)

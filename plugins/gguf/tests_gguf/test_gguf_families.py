@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kvstitch.service.errors import ModelRefused
 from kvstitch.service.worker.model.supported import FAMILIES as SERVED_AS_FOLDERS
 from kvstitch_gguf.gguf_checks import check
 from kvstitch_gguf.gguf_config import config_of
+from kvstitch_gguf.gguf_conversion import convert
 from kvstitch_gguf.gguf_families import FAMILIES as TABLE
 from kvstitch_gguf.gguf_families import architectures_of, family_of
 from kvstitch_gguf.gguf_file import read_header
@@ -25,10 +28,8 @@ from tests_gguf.gguf_models import PROMPT, expected, served
 
 def test_every_served_family_is_read_and_tested() -> None:
     read = {name for name in SERVED_AS_FOLDERS if architectures_of(name)}
-    # Ministral is written as llama, without its windows; latent attention and Gemma 4 are not read.
-    kinds = ("latent.", "gemma4.")
-    unread = {name for name, place in SERVED_AS_FOLDERS.items() if place.startswith(kinds)}
-    assert read == set(SERVED_AS_FOLDERS) - {"ministral"} - unread
+    # Ministral is written as llama, without its windows.
+    assert read == set(SERVED_AS_FOLDERS) - {"ministral"}
     tested = {(about.architecture, about.config.model_type) for about in FAMILIES.values()}
     table = {(name, f.model_type) for name, families in TABLE.items() for f in families}
     assert tested == table
@@ -116,13 +117,16 @@ def test_phi_s_long_rope(tmp_path: Path, length: int) -> None:
     assert_close("gguf longrope", prefill_ids(decoder, prompt).logits, logits, 1e-4)
 
 
-def test_a_block_that_guesses_further_tokens_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["glm4_moe_lite", "qwen3_5"])
+def test_a_block_that_guesses_further_tokens_is_left_out(tmp_path: Path, family: str) -> None:
     """Files of Qwen3.5 hold one behind the model; older ones do not say which layers attend."""
-    config = tiny_config("qwen3_5", tied=False)
+    config = tiny_config(family, tied=False)
+    behind = config.num_hidden_layers
     weights = write_gguf(
-        tmp_path / "tiny.gguf", config, family="qwen3_5",
-        keys={"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": None},
-        tensors={"blk.4.nextn.eh_proj.weight": np.ones((WIDTH, 2 * WIDTH), np.float32)},
+        tmp_path / "tiny.gguf", config, family=family,
+        keys={"block_count": behind + 1, "nextn_predict_layers": 1,
+              "attention.recurrent_layers": None},
+        tensors={f"blk.{behind}.nextn.eh_proj.weight": np.ones((WIDTH, 2 * WIDTH), np.float32)},
     )  # fmt: skip
     decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
@@ -135,3 +139,53 @@ def test_experts_of_lfm2_that_are_chosen_in_another_way(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", config, keys=keys)
     with pytest.raises(ModelRefused, match=r"lfm2moe\.expert_gating_func to 1, and 2 is served"):
         check(read_header(tmp_path / "tiny.gguf"))
+
+
+def test_layers_that_attend_to_others_may_have_keys_that_nobody_reads(tmp_path: Path) -> None:
+    family, unread = "gemma4 with embeddings of layers", np.ones((64, WIDTH), np.float32)
+    config = tiny_config(family)
+    weights = write_gguf(
+        tmp_path / "tiny.gguf", config, family=family, tensors={"blk.4.attn_k.weight": unread}
+    )
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    logits = expected(config, weights)
+    assert_close("gguf gemma4", prefill_ids(decoder, PROMPT).logits, logits, 1e-4)
+
+
+@pytest.mark.parametrize(("experts", "groups"), [(160, (8, 3)), (256, (8, 4)), (6, (1, 1))])
+def test_groups_of_experts_that_older_files_do_not_name(
+    tmp_path: Path, experts: int, groups: tuple[int, int]
+) -> None:
+    keys = {"expert_count": experts, "expert_group_count": None, "expert_group_used_count": None}
+    write_gguf(tmp_path / "tiny.gguf", tiny_config("deepseek_v2"), keys=keys)
+    header = read_header(tmp_path / "tiny.gguf")
+    found = family_of(header)
+    assert found is not None
+    config = config_of(header, found)
+    assert (config.n_group, config.topk_group) == groups
+    assert config.topk_method == ("greedy" if groups == (1, 1) else "group_limited_greedy")
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("deepseek_v2", {"expert_weights_norm": True}, "expert_weights_norm to True, and False is"),
+        ("deepseek_v2", {"expert_gating_func": 4}, "expert_gating_func to 4, and 1 is served"),
+        ("deepseek_v3", {"attention.temperature_scale": 0.1}, r"sets deepseek2\.attention\.tem"),
+        ("deepseek_v3", {"attention.kv_lora_rank": None}, r"has no deepseek2\.attention\.kv_lora"),
+        ("gemma4", {"rope.dimension_count_swa": 16}, r"16 as gemma4\.rope\.dimension_count_swa of"),
+    ],
+)
+def test_variants_that_are_computed_in_another_way(
+    tmp_path: Path, family: str, keys: dict[str, Any], message: str
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny_config(family), family=family, keys=keys)
+    with pytest.raises(ModelRefused, match=message):
+        check(read_header(tmp_path / "tiny.gguf"))
+
+
+def test_rope_factors_that_are_not_gemma_4_s(tmp_path: Path) -> None:
+    factors = {"rope_freqs.weight": np.linspace(1, 7, 32, dtype=np.float32)}
+    write_gguf(tmp_path / "tiny.gguf", tiny_config("gemma4"), family="gemma4", tensors=factors)
+    with pytest.raises(ModelRefused, match="not Gemma 4's"):
+        convert(tmp_path / "tiny.gguf", tmp_path, torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,55 @@ def test_sentencepiece(tmp_path: Path) -> None:
     ids = prompts.tokenizer.encode_text("in the end.</s>\u00e9")
     assert [PIECES[i] for i in ids[:2]] == ["▁in", "▁the"] and 2 not in ids
     assert prompts.tokenizer.decode(ids) == "in the end.</s>\u00e9"
+
+
+def test_gemma_4_s(tmp_path: Path) -> None:
+    """With merges of its own; its template writes BOS."""
+    config = tiny_config("gemma4")
+    config.vocab_size, config.bos_token_id, config.eos_token_id = len(PIECES), 1, 2
+    template = "{{ bos_token }}" + CHAT_TEMPLATE
+    write_gguf(tmp_path / "a.gguf", config, family="gemma4", template=template)
+    prompts = prompts_of(tmp_path / "a.gguf", tmp_path / "folder")
+    ids = prompts.tokenizer.encode_text("in the end.\u00e9")
+    assert [PIECES[i] for i in ids[:4]] == ["in", "▁the", "▁", "e"]
+    assert prompts.tokenizer.decode(ids) == "in the end.\u00e9"
+    assert prompts.system.count(1) == 1
+
+
+@pytest.mark.parametrize("split", ["deepseek-v3", "deepseek-r1-qwen"])
+def test_deepseek_s_tokens_for_turns(tmp_path: Path, split: str) -> None:
+    """transformers spells their bars out as bytes, and puts new ones behind the vocabulary."""
+    turns = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>"]
+    keys: dict[str, Any] = {"tokenizer.ggml.pre": split, "tokenizer.ggml.add_bos_token": True}
+    keys["tokenizer.ggml.tokens"] = [*turns, *TOKENS[3:]]
+    template = CHAT_TEMPLATE.replace("<|user|>", "<｜User｜>")
+    write_gguf(tmp_path / "a.gguf", tiny_config("qwen2"), keys=keys, template=template)
+    prompts = prompts_of(tmp_path / "a.gguf", tmp_path / "folder")
+    assert prompts.tokenizer.bos == 0 and prompts.end_ids == {1}
+    assert prompts.system.count(2) == 1 and max(prompts.system) < len(TOKENS)
+    asked = prompts.tokenizer.encode_text("<｜User｜>")
+    assert 2 not in asked and prompts.tokenizer.decode(asked) == "<｜User｜>"
+
+
+_SINGLE = ["It", "'", "s", " ", "1", "9", "5", "7", " x", "=", "foo", ",", "\n", " ", "漢字"]
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("deepseek-llm", _SINGLE),
+        ("deepseek-coder", _SINGLE),
+        ("deepseek-v3", ["It", "'s", " ", "195", "7", " x", "=foo", ",\n", " ", "漢字"]),
+        ("glm4", ["It", "'s", " ", "195", "7", " x", "=foo", ",\n", " 漢字"]),
+    ],
+)
+def test_splits_by_several_expressions(tmp_path: Path, split: str, pieces: list[str]) -> None:
+    keys = {"tokenizer.ggml.pre": split}
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys=keys)
+    prompts_of(tmp_path / "a.gguf", tmp_path / "folder")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "folder").backend_tokenizer
+    found = tokenizer.pre_tokenizer.pre_tokenize_str("It's 1957 x=foo,\n 漢字")
+    assert [tokenizer.decoder.decode([piece]) for piece, _ in found] == pieces
 
 
 def test_answers_end_where_turns_end(tmp_path: Path) -> None:
