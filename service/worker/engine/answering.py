@@ -126,9 +126,12 @@ class Answering:
                 self._checked(sequence, draft, len(tokens) - 1)
                 self._emit(sequence, tokens, logits[rows][: len(tokens)])
                 continue
-            self._emit(sequence, tokens[:certain], logits[rows][:certain])
-            self._launcher.start_over(sequence)
-            self._endings.scheduler.start_over(sequence)
+            try:
+                self._emit(sequence, tokens[:certain], logits[rows][:certain])
+                self._launcher.start_over(sequence)
+                self._endings.scheduler.start_over(sequence)
+            except Exception as error:
+                self._endings.fail(sequence, error)
         self._step_s = time.monotonic() - started
         return len(running)
 

@@ -126,7 +126,8 @@ def cpu_choices() -> dict[str, tuple[float, float]]:
     if native.has_avx2_alone():
         linear_fp32.is_fast()
     if native.module() is not None:
-        kernel_is_fast(False), kernel_is_fast(True)
+        for many in (False, True):
+            kernel_is_fast(many)
     return dict(measured.measured)
 
 

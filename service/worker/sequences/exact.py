@@ -29,6 +29,8 @@ def uncertain(sequence: EngineSequence, logits: Tensor) -> int | None:
     least, asked = sequence.asked.request.exact_below, sequence.asked
     if not least or sequence.work.exact_from is not None or sequence.exact:
         return None
+    if not sequence.max_tokens:  # nothing is answered
+        return None
     if not sequence.sampler.takes_likeliest or asked.eviction is not None:
         return None
     if sequence.fusion.reads is Reads.PARTS:  # its KV has no room for the whole prompt

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.messages.replies import Failed
-from kvstitch.service.messages.requests import Method
+from kvstitch.service.messages.requests import Generate, Method
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.sequences import exact, prefill_launcher
 from kvstitch.service.worker.sequences.sequence import EngineSequence
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, rig
-from tests.service.worker.tiny import Q, Tiny
+from tests.service.worker.gate.test_handed_over import Room
+from tests.service.worker.tiny import Q, S, Tiny
 
 EVERYTHING = 1e6  # nats: nothing is as certain
 LENGTH = 12
@@ -56,6 +58,21 @@ def test_the_rest_is_full_prefill_s_behind_the_answer_so_far(
         whole, _ = r.answer(VANILLA, max_tokens=LENGTH, prefix_cache=False)
         assert again == whole and bool(found.reused_tokens) == (prefix_cache and not place)
         assert r.engine.pool.free_share == 1.0 or prefix_cache
+
+
+def test_a_prompt_without_an_answer_is_not_computed_twice(model: Tiny) -> None:
+    with rig(model) as r:
+        r.answer(PIE, max_tokens=1)
+        tokens, report = r.answer(PIE, max_tokens=0, exact_below=EVERYTHING)
+        assert tokens == [] and report.exact_from is None
+
+
+def test_where_another_engine_decodes_it_is_refused(model: Tiny) -> None:
+    request = Generate("r", S, DOCUMENTS, Q, PIE, hand_over=True, exact_below=0.1)
+    told = pytest.raises(InvalidRequest, match="leave exact_below out")
+    with rig(model, hand_over=Room()) as r, told as refused:
+        r.engine.submit(request)
+    assert refused.value.field == "exact_below"
 
 
 def test_what_is_certain_stays_as_it_is(model: Tiny) -> None:
