@@ -35,7 +35,7 @@ from kvstitch.service.worker.methods.api import (
     share_of,
     union,
 )
-from kvstitch_tune.case import Case, Recipe
+from kvstitch_tune.case import Case
 
 RATIO = 0.15
 """The papers' ratio."""
@@ -65,7 +65,7 @@ class Configuration:
     """
 
     family: str
-    method: DenseMethod | Recipe
+    method: DenseMethod
     amount: str = ""
     variant: str = ""
     prefix_mode: str = "system"
@@ -87,16 +87,14 @@ class Configuration:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def run(self, case: Case) -> PrefillResult:
-        if isinstance(self.method, DenseMethod):
-            return case.prefill(self.method)
-        return self.method.run(case)
+        return case.prefill(self.method)
 
     @property
     def reads_cache(self) -> bool:
-        return not isinstance(self.method, DenseMethod) or self.method.reads is not Reads.NOTHING
+        return self.method.reads is not Reads.NOTHING
 
 
-def _code(kind: type[DenseMethod] | type[Recipe]) -> str:
+def _code(kind: type[DenseMethod]) -> str:
     """Code of the files that define a method's classes."""
     own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
     files = {sys.modules[name].__file__ for name in own}

@@ -105,7 +105,6 @@ class Measurer:
             self._decoder, prompt, store, kv,
             prefix_mode=configuration.prefix_mode,
             codec=configuration.codec,
-            attention_scores=torch.empty(0),  # only an oracle would rank by them
         )  # fmt: skip
         started = self._clock()
         result = configuration.run(case)

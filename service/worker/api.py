@@ -17,7 +17,6 @@ from kvstitch.service.shared.model_fingerprint import fingerprint as model_finge
 from kvstitch.service.worker.engine.engine import Engine
 from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from kvstitch.service.worker.forward.decode import BatchDecoder, decode_step, kernel_weights
-from kvstitch.service.worker.forward.kv_placement import write_rows
 from kvstitch.service.worker.forward.mixing import stored_states
 from kvstitch.service.worker.forward.prefill import Capture, prefill
 from kvstitch.service.worker.forward.selfcheck import check as start_up_check
@@ -41,7 +40,7 @@ from kvstitch.service.worker.methods.registry import (
 )
 from kvstitch.service.worker.model import gated_delta, mamba2
 from kvstitch.service.worker.model.addressing import Address, Addressing
-from kvstitch.service.worker.model.attention import attend_rows, weighted_values
+from kvstitch.service.worker.model.attention import attend_rows
 from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.families import decoder_for
 from kvstitch.service.worker.model.load import (
@@ -65,6 +64,5 @@ __all__ = [
     "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops", "fusion_methods",
     "gated_delta", "kernel_weights", "lacks_memory", "load_model", "make_eviction",
     "make_fusion", "mamba2", "model_fingerprint", "no_memory", "prefill", "read_calibration",
-    "run", "set_threads", "start_up_check", "stored_states", "weighted_values", "why_missing",
-    "write_rows",
+    "run", "set_threads", "start_up_check", "stored_states", "why_missing",
 ]  # fmt: skip

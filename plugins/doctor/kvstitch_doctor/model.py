@@ -26,6 +26,7 @@ from kvstitch.service.worker.model.folder_checks import (
     read_config,
     weights_fault,
 )
+from kvstitch.service.worker.model.supported import keeps_states
 from kvstitch_doctor import Finding, fail, ok, warn
 
 
@@ -150,9 +151,19 @@ def check_defaults(settings: Settings) -> Iterator[Finding]:
         yield warn("defaults", f"{unused} was made for another model, or is damaged: not used",
                    "run `kvstitch tune` for this model")  # fmt: skip
     else:
-        fusion = json.dumps(calibration.BUILT_IN_FUSION)
+        stateful = _keeps_states(folder)
+        fusion = json.dumps(
+            calibration.STATEFUL_FUSION if stateful else calibration.BUILT_IN_FUSION
+        )
         yield ok("defaults", f"built in: fusion {fusion}; `kvstitch tune` measures what suits "
                  "model and documents")  # fmt: skip
+
+
+def _keeps_states(folder: Path) -> bool:
+    try:
+        return keeps_states(read_config(folder))
+    except (ValueError, OSError):  # the check of the model has said why
+        return False
 
 
 def check_start(settings: Settings) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from tests.redis_server import redis_server
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
+from tests.service.worker.model.families.test_hybrids import CONFIGS
 
 __all__ = ["folder", "rig"]
 
@@ -281,6 +282,19 @@ def test_deep_runs_the_start_up_check(doctor: Doctor, model: Path) -> None:
         assert said.startswith("all")
     change(model / "config.json", model_type="gpt2")
     assert doctor("--deep", code=1)["start-up check"]["level"] == "fail"
+
+
+def test_the_default_of_a_model_that_keeps_states_is_one_that_it_runs(
+    doctor: Doctor, model: Path
+) -> None:
+    assert "question_scout" in doctor()["defaults"]["message"]
+    for config in CONFIGS.values():
+        config().save_pretrained(model)
+        assert '{"method": "legolink"}' in doctor()["defaults"]["message"]
+        told = doctor("--quantize", "int8", code=1)["model"]["message"]
+        assert "layers that keep a state, which --quantize int8 does not reach" in told
+    (model / "config.json").write_text("[]")
+    assert "question_scout" in doctor(code=1)["defaults"]["message"]
 
 
 def test_says_where_the_defaults_come_from(

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvstitch.service.settings.calibration import BUILT_IN_FUSION
+from kvstitch.service.errors import InvalidRequest
+from kvstitch.service.settings.calibration import BUILT_IN_FUSION, STATEFUL_FUSION
 from kvstitch.service.worker.api import make_eviction, make_fusion
 from kvstitch.service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
+from kvstitch.service.worker.model.mixer_state import FIRST_ROWS
 
 Parameters = tuple[tuple[str, Any], ...]
 """Names and values of a method's parameters; those left out have the method's defaults."""
@@ -110,6 +112,8 @@ def _call(name: str, parameters: Parameters) -> str:
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 ENDS = (4, 20, 32)
 """First and last tokens of every document that LegoLink recomputes."""
+FIRSTS = (1, 2, FIRST_ROWS)
+"""First tokens that it recomputes where layers keep a state, to the most that it can."""
 PREFIX_MODES = ("primer", "system", "neighbours", "none", "bos")
 """In the order in which they are worth trying."""
 CODECS = ("k8v8", "k8v4", "int4")
@@ -125,16 +129,18 @@ LAYER_METHOD, LAYER_RATIO = "a3", 0.15
 """Ranks tokens at one layer, which is looked for at the ratio of the papers."""
 
 
-def fixed_defaults(prefix_mode: str) -> Candidate:
+def fixed_defaults(prefix_mode: str, *, stateful: bool = False) -> Candidate:
     """Return what the service uses where nothing was tuned."""
-    parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
-    return Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), prefix_mode)
+    fusion: dict[str, Any] = dict(BUILT_IN_FUSION)
+    if stateful:
+        fusion = {**STATEFUL_FUSION, "first": FIRST_ROWS, "last": 0}  # as the worker's defaults
+    return Candidate(fusion.pop("method"), _parameters(fusion), prefix_mode)
 
 
-def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
-    """Return all methods over their range of costs, with chunks stored raw in one prefix mode, in
-    the order in which they are worth trying: those that were nearest to full prefill elsewhere
-    first, each method at the papers' ratio before others.
+def methods(prefix_mode: str, facts: ModelFacts, *, document_tokens: float) -> list[Candidate]:
+    """Return all methods that the model can run over their range of costs, with chunks stored raw
+    in one prefix mode, in the order in which they are worth trying: those that were nearest to full
+    prefill elsewhere first, each method at the papers' ratio before others.
     """
     named: list[tuple[str, Parameters]] = [("pie", ())]
     named += [("question_scout", (("ratio", ratio),)) for ratio in RATIOS]
@@ -145,14 +151,24 @@ def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Ca
     ]
     named += [
         (LAYER_METHOD, (("ratio", LAYER_RATIO), ("selection_layer", layer)))
-        for layer in selection_layers(layers)
+        for layer in selection_layers(facts.layers)
     ]
-    named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
+    ends = [(k, 0) for k in FIRSTS] if facts.stateful else [(k, k) for k in ENDS]
+    named += [("legolink", (("first", first), ("last", last))) for first, last in ends]
     named.append(("full_reuse", ()))
     if document_tokens >= SPARSE_TOKENS:
         named.append(("samkv", ()))
     found = [Candidate(name, parameters, prefix_mode) for name, parameters in named]
-    return _distinct([fixed_defaults(prefix_mode), *found])
+    runnable = [candidate for candidate in found if _runs(candidate, facts)]
+    return _distinct([fixed_defaults(prefix_mode, stateful=facts.stateful), *runnable])
+
+
+def _runs(candidate: Candidate, facts: ModelFacts) -> bool:
+    try:
+        candidate.fusion_method().fit(facts, candidate.method)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def selection_layers(layers: int) -> list[int]:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvstitch.kvstore import EncodedChunk
-from kvstitch.service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
+from kvstitch.service.worker.api import DecoderModel, SequenceKV, decode_step
 from kvstitch.service.worker.methods.api import (
-    CachedSegment,
     DenseMethod,
     EvictionMethod,
     LayerView,
@@ -41,15 +39,12 @@ class Case:
         layout: The prompt.
         segments: Stored KV of its segments; None for empty ones.
         kv: Where its KV goes.
-        attention_scores: Attention that full prefill's question rows pay each token, summed over
-            layers, heads and rows, `[n]` fp32. Only the oracle may rank by it.
     """
 
     decoder: DecoderModel
     layout: PromptLayout
     segments: Sequence[EncodedChunk | None]
     kv: SequenceKV
-    attention_scores: Tensor
 
     @classmethod
     def of(
@@ -61,7 +56,6 @@ class Case:
         *,
         prefix_mode: str,
         codec: str,
-        attention_scores: Tensor,
     ) -> Case:
         segments = store.segments(prompt, prefix_mode, codec)
         layout = PromptLayout.of(
@@ -72,36 +66,17 @@ class Case:
             prefixes=store.prefixes(prompt, prefix_mode),
             device=decoder.device,
         )
-        return cls(decoder, layout, segments, kv, attention_scores)
+        return cls(decoder, layout, segments, kv)
 
     @property
     def stored_bytes(self) -> int:
         return sum(segment.nbytes for segment in self.segments if segment is not None)
 
-    def prefill(
-        self,
-        method: DenseMethod,
-        *,
-        segments: Sequence[CachedSegment | None] | None = None,
-        capture: Capture | None = None,
-    ) -> PrefillResult:
-        """Prefills the prompt; `segments` replaces the stored KV."""
-        cached = self.segments if segments is None else segments
+    def prefill(self, method: DenseMethod) -> PrefillResult:
+        """Prefills the prompt."""
         return prefill_prompt(
-            self.decoder,
-            self.layout,
-            cached,
-            method,
-            self.kv,
-            eviction=QuestionQueries(),
-            capture=capture,
+            self.decoder, self.layout, self.segments, method, self.kv, eviction=QuestionQueries()
         )
-
-
-class Recipe(Protocol):
-    """A way to prefill that needs the prompt to choose its method, or that runs more than once."""
-
-    def run(self, case: Case) -> PrefillResult: ...
 
 
 @dataclass(frozen=True)
@@ -125,23 +100,12 @@ class Filled:
     kv: SequenceKV
     queries: Sequence[Tensor] = field(repr=False)
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Views of K (after RoPE) and V, `[kv_heads, n, d]`; valid until the KV is released."""
-        return self.kv.prompt_layer(layer, self.layout.tokens)
-
     def question_attention(self, layer: int) -> Tensor:
         """Return softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
-        k, _ = self.layer(layer)
+        k, _ = self.kv.prompt_layer(layer, self.layout.tokens)
         rows = self.layout.question_rows
         rule = self.decoder.rules[layer]
         return attention_probabilities(self.queries[layer], k, rows, self.decoder.scale, rule=rule)
-
-    def attention_scores(self) -> Tensor:
-        """The question's attention to each token, summed over layers, heads and rows, `[n]`."""
-        total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
-        for layer in range(self.decoder.layers):
-            total += self.question_attention(layer).sum((0, 1))
-        return total
 
 
 NEXT = 32
@@ -198,12 +162,14 @@ def free(
 ) -> list[list[int]]:
     """Greedy answers of the sequences that `forced` ran, without the end token.
 
-    Each continues from where its own choice first differs from `taught`; KV after that is dropped.
+    Each continues from where its own choice first differs from `taught`; KV after that is dropped,
+    which cannot be done with states.
     """
     answers, running = [], []
     for kv, own in zip(kvs, logits.argmax(-1), strict=True):
         differs = torch.nonzero(own != taught).flatten()
         common = int(differs[0]) if len(differs) else len(taught) - 1
+        assert common == len(taught) - 1 or not decoder.mixers, "states cannot be taken back"
         kv.set_length(n + common)
         each = Answering(kv, n, [*taught[:common].tolist(), int(own[common])])
         answers.append(each)

@@ -101,9 +101,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     adapter = load_model(
         str(folder), dtype=settings.dtype, device=settings.device_of(0), quantize=settings.quantize
     )
-    facts = read_calibration(
-        folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
-    )
+    facts = read_calibration(folder, adapter.facts)
     prompts = PromptBuilder(folder, settings)
     plan = Plan(out, args.minutes, args.seed, asked, prompts.prefix_mode)
     dtype = str(adapter.dtype).removeprefix("torch.")

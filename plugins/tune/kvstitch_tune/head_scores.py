@@ -36,8 +36,9 @@ from kvstitch.service.errors import PromptTooLong
 from kvstitch.service.gateway.prompts.model_folder import ModelFolder, load_format, without_bos
 from kvstitch.service.gateway.prompts.tokenizer import ServingTokenizer
 from kvstitch.service.prompt import PromptFormat, system_ids
-from kvstitch.service.worker.api import DecoderModel, SequenceKV, weighted_values, write_rows
-from kvstitch.service.worker.methods.api import attention_probabilities, stable_topk
+from kvstitch.service.worker.api import DecoderModel, Vanilla, decode_step
+from kvstitch.service.worker.methods.api import PromptLayout, stable_topk
+from kvstitch_tune.case import Answering, Case, Filled
 from kvstitch_tune.prompts import kv_pool, prefill_ids
 
 EXTRA_TOKENS = 8  # an answer may have this many tokens more than the expected one
@@ -120,45 +121,28 @@ def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, 
 def answer(decoder: DecoderModel, probe: Probe, limit: int) -> Answer:
     """Answers greedily with at most `limit` tokens, and scores the attention of every step."""
     n = len(probe.ids)
-    kv = kv_pool(decoder, n + limit).reserve(n + limit)
-    assert kv is not None, "the pool was made for it"
-    # All but the last token, because its attention is the first to be scored.
-    prefill_ids(decoder, probe.ids[:-1], kv=kv)
-    kv.set_length(n - 1)
+    pool = kv_pool(decoder, 2 * (n + limit))
+    kv, again = pool.reserve(n + limit), pool.reserve(n + limit)
+    assert kv is not None and again is not None, "the pool was made for them"
+    found = prefill_ids(decoder, probe.ids, kv=kv)
+    kv.set_length(n)
+    each = Answering(kv, n, [int(found.logits.argmax())])
+    while each.tokens[-1] not in decoder.end_ids and len(each.tokens) < limit:
+        each.tokens.append(int(decode_step(decoder, [each])[0].argmax()))
+    tokens = [token for token in each.tokens if token not in decoder.end_ids]
     r = torch.zeros(decoder.layers, decoder.heads)
     r2 = torch.zeros_like(r)
-    tokens: list[int] = []
-    last = probe.ids[-1]
-    while len(tokens) < limit:
-        logits, weights = _observed_step(decoder, kv, last, n - 1 + len(tokens))
-        last = int(logits.argmax())
-        if last in decoder.end_ids:
-            break
-        tokens.append(last)
-        copied, mass = step_scores(weights, probe, last)
+    # What the row before each token of the answer attends to, in one prefill more.
+    asked = [probe.ids[-1], *tokens[:-1]]
+    layout = PromptLayout.of(probe.ids[:-1], [], asked, uncached=[True], device=decoder.device)
+    case = Case(decoder, layout, [None], again)
+    filled = Filled(decoder, layout, again, case.prefill(Vanilla()).observed)
+    weights = torch.stack([filled.question_attention(i).cpu() for i in range(decoder.layers)])
+    for row, token in enumerate(tokens):
+        copied, mass = step_scores(weights[:, :, row], probe, token)
         r += copied
         r2 += mass
     return Answer(tokens, r, r2)
-
-
-def _observed_step(
-    decoder: DecoderModel, kv: SequenceKV, token: int, position: int
-) -> tuple[Tensor, Tensor]:
-    """One decode step: logits `[vocabulary]` and attention `[layers, heads, position + 1]`."""
-    at = torch.tensor([position], device=decoder.device)
-    x = decoder.embed(torch.tensor([token], device=decoder.device))
-    seen = []
-    for layer in range(decoder.layers):
-        q, k, v = decoder.qkv(layer, x)
-        k_all, v_all = kv.prompt_layer(layer, position + 1)
-        rope = decoder.ropes[layer]
-        write_rows(rope, k_all, v_all, k, v, at)
-        weights = attention_probabilities(
-            rope.rotate(q, at), k_all, at, decoder.scale, rule=decoder.rules[layer]
-        )
-        seen.append(weights[:, 0].cpu())
-        x = decoder.finish(layer, x, weighted_values(weights, v_all))
-    return decoder.logits(x)[0], torch.stack(seen)
 
 
 def calibrate(

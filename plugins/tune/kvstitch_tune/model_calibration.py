@@ -123,6 +123,7 @@ def _layers(
 ) -> dict[str, Any]:
     encode = Prober(folder).tokenizer.encode_text
     least, most = DOCUMENT_TOKENS
+    texts = () if decoder.mixers else texts  # SamKV does not run where layers keep a state
     found, ids = list[Tensor](), list[int]()
     for text in texts:
         if time_is_up() or len(found) == MOST_DOCUMENTS:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakMethod
 
 from kvstitch.kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
-from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
+from kvstitch.service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV, packed_states
 from kvstitch.service.worker.forward.kv_placement import PromptKV
+from kvstitch.service.worker.forward.mixing import stored_states
 from kvstitch.service.worker.forward.prefill import Capture, prefill
 from kvstitch.service.worker.kv.pool import KVPool, SequenceKV
 from kvstitch.service.worker.layout import PromptLayout
@@ -236,8 +237,12 @@ class SegmentStore:
         return found
 
     def _encode(self, address: Address, codec: str) -> EncodedChunk:
-        """Return what precompute would store with another codec: it encodes the same tensors."""
-        raw = self._chunk(address, "raw")
-        layers = [raw.layer(layer) for layer in range(self._decoder.layers)]
-        spec = replace(address.spec, codec=codec)
-        return encode_chunk(spec, [k for k, _ in layers], [v for _, v in layers])
+        """Return what precompute would store with another codec: it encodes the same tensors, but
+        of states what raw chunks hold in the model's dtype."""
+        raw, decoder = self._chunk(address, "raw"), self._decoder
+        layers = [raw.layer(layer) for layer in range(decoder.layers)]
+        before = range(len(decoder.mixers))
+        kept = [stored_states(decoder, raw, layer, len(address.ids)) for layer in before]
+        states = packed_states(decoder, codec, kept)
+        spec = replace(address.spec, codec=codec, state=decoder.state_bytes(codec))
+        return encode_chunk(spec, [k for k, _ in layers], [v for _, v in layers], states=states)

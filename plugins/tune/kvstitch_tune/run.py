@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstitch.service.errors import InvalidRequest, PromptTooLong
@@ -18,7 +18,7 @@ from kvstitch_tune.corpus import Corpus
 from kvstitch_tune.model_calibration import ModelCalibration, measured
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import TimeBudget, Trials
-from kvstitch_tune.stages import LEAST_RECOMMENDED, UNTIL, Stage, Stages
+from kvstitch_tune.stages import LEAST_RECOMMENDED, SCREENED_PREFIX, UNTIL, Stage, Stages
 from kvstitch_tune.statistics import Bootstrap, Comparison, Summary, best_within, versus
 from kvstitch_tune.trial import TrialRunner
 
@@ -122,7 +122,7 @@ def run(
     longest = max(prompt.tokens for prompt in (*development, *test))
     runner = TrialRunner(decoder, facts, longest=longest, memory_bytes=MEMORY_BYTES)
     trials = Trials(records, runner, budget, on_progress)
-    fixed = fixed_defaults(plan.prefix_mode)
+    fixed = fixed_defaults(plan.prefix_mode, stateful=facts.stateful)
     stages = Stages(trials, development, test, fixed, facts=facts, has_bos=has_bos, seed=plan.seed)
     if prompt_s := stages.probe():
         for_test = (UNTIL["test"] - UNTIL["storage"]) * budget.seconds
@@ -131,7 +131,7 @@ def run(
     screened = stages.screen()
     prefixed = stages.prefix(screened)
     cost = max(
-        screened.find(fixed_defaults("system")).operations,
+        screened.find(replace(fixed, prefix_mode=SCREENED_PREFIX)).operations,
         min(s.operations for s in prefixed.summaries),
     )
     raw = best_within(prefixed.summaries, cost).candidate

@@ -19,7 +19,6 @@ from kvstitch_tune.candidates import (
     Candidate,
     codecs,
     evictions,
-    fixed_defaults,
     methods,
     prefix_modes,
 )
@@ -115,9 +114,9 @@ class Stages:
         """Methods over their range of costs; halved after 2, 4, 8, … prompts."""
         lengths = sorted(len(ids) for p in self._development for ids in p.documents)
         typical = lengths[len(lengths) // 2] if lengths else 0
-        everything = methods(SCREENED_PREFIX, self._facts.layers, document_tokens=typical)
+        everything = methods(SCREENED_PREFIX, self._facts, document_tokens=typical)
         tried = self._tried("screen", self._development, everything)
-        baseline = fixed_defaults(SCREENED_PREFIX)
+        baseline = replace(self._fixed, prefix_mode=SCREENED_PREFIX)
         live, done, cut = tried, list[Prompt](), FIRST_CUT
         for prompt in self._development:
             if len(done) >= FIRST_CUT and self._over("screen") and not self._known(prompt, live):
@@ -132,7 +131,7 @@ class Stages:
 
     def prefix(self, screened: Stage) -> Stage:
         """The best of the screened ones at the fixed defaults' cost, in the prefix modes."""
-        cost = screened.find(fixed_defaults(SCREENED_PREFIX)).operations
+        cost = screened.find(replace(self._fixed, prefix_mode=SCREENED_PREFIX)).operations
         leaders: list[Candidate] = []
         rest = list(screened.left)
         while rest and len(leaders) < LEADERS:

@@ -168,7 +168,6 @@ class TrialRunner:
             self._decoder, prompt, store, kv,
             prefix_mode=candidate.prefix_mode,
             codec=candidate.codec,
-            attention_scores=torch.empty(0),
         )  # fmt: skip
         method, eviction = candidate.fusion_method(), candidate.eviction_method()
         if isinstance(method, SparseMethod):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.models import tiny
+from tests.service.worker.model.families.test_hybrids import CONFIGS
 from tests.service.worker.tiny import random_model, tiny_config
 
 PLACES = ("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Gorse", "Hazel")
@@ -31,7 +33,8 @@ def make_model(folder: Path, family: str) -> Path:
     """A folder that can be served: the family's tiny shape with random weights."""
     tiny(folder, list(DOCUMENTS.values()), context=1024)
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    config = tiny_config(family, vocab_size=vocabulary, max_position_embeddings=1024)
+    make = CONFIGS.get(family) or partial(tiny_config, family)
+    config = make(vocab_size=vocabulary, max_position_embeddings=1024)
     random_model(config).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return folder

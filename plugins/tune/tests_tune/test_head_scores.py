@@ -23,8 +23,11 @@ from kvstitch_tune.head_scores import (
     word_overlap,
 )
 from kvstitch_tune.model_calibration import merge
+from kvstitch_tune.prompts import prefill_ids
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
+from tests.service.worker.model.families.test_gemma4 import KINDS, gemma
+from tests.service.worker.model.families.test_hybrids import CONFIGS, hybrid
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
 
 COPIED = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -141,6 +144,19 @@ def test_answer_and_scores_are_the_references(family: str, words: list[int]) -> 
     assert_close("calibrate: R", found.r, r)
     assert_close("calibrate: R2", found.r2, r2)
     assert bool((r > 0).any()) and bool((r == 0).any())
+
+
+@pytest.mark.parametrize("family", [*KINDS, *CONFIGS])
+def test_families_whose_steps_are_more_than_layers_answer_as_full_prefill(family: str) -> None:
+    """Mixers before, between and behind layers, and blocks behind them that borrow KV."""
+    decoder = (hybrid if family in CONFIGS else gemma)(family).decoder
+    ids = prompt_ids()
+    out: list[int] = []
+    while len(out) < 5:
+        out.append(int(prefill_ids(decoder, [*ids, *out]).logits.argmax()))
+    found = answer(decoder, Probe(ids, range(4, len(ids)), ""), 5)
+    assert found.tokens == [token for token in out if token not in decoder.end_ids]
+    assert bool((found.r2 > 0).all())
 
 
 def test_an_end_token_ends_the_answer_and_scores_nothing() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from kvstitch.service.settings import demo_model
 from kvstitch.service.worker.api import load_model, read_calibration
+from kvstitch.service.worker.methods.api import ModelFacts
 from kvstitch_tune.model_calibration import ModelCalibration, measured
 from tests_tune.model_folders import DOCUMENTS
 
@@ -43,6 +44,7 @@ def test_the_data_folders_values_go_before_the_model_folders(tmp_path: Path) -> 
         json.dumps({"stable_layers": [0], "head_scores": heads})
     )
     first = data / "calibration.json"
-    facts = read_calibration(model, layers=2, heads=2, kv_heads=1, first=first)
+    sizes = ModelFacts(2, 2, 1)
+    facts = read_calibration(model, sizes, first)
     assert facts.stable_layers == (1,) and facts.head_scores["R2"][0, 0] == pytest.approx(0.5)
-    assert read_calibration(model, layers=2, heads=2, kv_heads=1).stable_layers == (0,)
+    assert read_calibration(model, sizes).stable_layers == (0,)

@@ -9,8 +9,9 @@ from weakref import ref
 import pytest
 import torch
 
-from kvstitch.service.worker.api import DecoderModel
-from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
+from kvstitch.service.worker.api import Addressing, ChunkPrefill, DecoderModel
+from kvstitch_tune.prompts import Prompt, SegmentStore, compute_chunk, part_store
+from tests.service.worker.model.families.test_hybrids import hybrid
 from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
 
 BEHIND = [[], [[tuple(D3)]]]
@@ -44,6 +45,20 @@ def test_a_chunk_is_computed_once_for_all_stages(decoder: DecoderModel, mode: st
     first = SegmentStore(decoder, parts).segments(PROMPT, mode, "raw")
     later = SegmentStore(decoder, parts).segments(replace(PROMPT, question=(5, 6)), mode, "raw")
     assert all(one is two for one, two in zip(first, later, strict=True))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+@torch.inference_mode()
+def test_a_codec_keeps_what_precompute_stores_with_it(family: str) -> None:
+    """States, too, of which a chunk holds some bytes less than a raw one."""
+    decoder = hybrid(family).decoder
+    _, first, second = SegmentStore(decoder, part_store()).segments(PROMPT, "system", "k8v8")
+    for ids, found in zip((D1, D2), (first, second), strict=True):
+        address = Addressing(decoder, fingerprint="t", codec="k8v8").document(ids, "system", S, "")
+        stored = compute_chunk(ChunkPrefill(decoder), address)
+        assert found is not None and found.nbytes == stored.nbytes
+        for layer in range(decoder.layers):
+            assert torch.equal(found.layer_bytes(layer), stored.layer_bytes(layer))
 
 
 @torch.inference_mode()

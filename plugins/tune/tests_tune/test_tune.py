@@ -10,6 +10,7 @@ import pytest
 
 from kvstitch.service.cli import main
 from kvstitch.service.settings import calibration, load
+from tests.service.worker.model.families.test_hybrids import CONFIGS
 from tests_tune.model_folders import make_documents, make_model
 
 
@@ -20,7 +21,10 @@ def tune(model: Path, documents: Path, data: Path, *more: str) -> int:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("mistral", marks=pytest.mark.slow)])
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("mistral", "granitemoehybrid")]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text", *SLOW])
 def test_a_run_recommends_what_the_service_takes_as_its_defaults(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,6 +35,12 @@ def test_a_run_recommends_what_the_service_takes_as_its_defaults(
     assert [stage["name"] for stage in report["stages"]] == ["screen", "prefix", "storage", "test"]
     best, fixed = report["recommended"], report["fixed_defaults"]
     assert best["kl"]["mean"] <= fixed["kl"]["mean"]
+    tried = {row["fusion"]["method"] for stage in report["stages"] for row in stage["candidates"]}
+    if family in CONFIGS:
+        assert fixed["fusion"] == {"method": "legolink", "first": 4, "last": 0}
+        assert tried <= {"legolink", "pie", "full_reuse"}
+    else:
+        assert fixed["fusion"]["method"] == "question_scout"
     page = (data / "tuning" / "report.html").read_text()
     assert best["label"] in page and page.count("<svg") == 2 and "<script" not in page
     found = calibration.find(load(data_dir=data), model)

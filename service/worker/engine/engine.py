@@ -95,9 +95,7 @@ class Engine:
         self.decoder = decoder
         self.store = loader.store
         self.loader = loader
-        facts = facts or ModelFacts(
-            decoder.layers, decoder.heads, decoder.kv_heads, stateful=bool(decoder.mixers)
-        )
+        facts = facts or decoder.facts
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
         # seconds of a decode step by the number of its sequences

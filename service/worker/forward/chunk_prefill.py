@@ -122,7 +122,7 @@ class ChunkPrefill:
         pin = decoder.device.type == "cuda"
         computed = []
         for address, chunk in zip(addresses, chunks, strict=True):
-            states = _packed(decoder, address, chunk)
+            states = packed_states(decoder, address.spec.codec, chunk.states)
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, states=states, pin=pin)
             flops = chunk_prefill(decoder, len(address.ids), behind=address.prefix_lengths)
             tensors = {} if chunk.extra is None else chunk.extra.tensors()
@@ -305,15 +305,15 @@ def _mean(same: Sequence[Tensor]) -> Tensor:
     return same[0] if len(same) == 1 else torch.stack([*same]).float().mean(0).to(same[0].dtype)
 
 
-def _packed(decoder: DecoderModel, address: Address, chunk: Rows) -> list[Tensor] | None:
-    """Return the bytes of what a chunk stores for its mixers, by layer."""
+def packed_states(
+    decoder: DecoderModel, codec: str, layers: Sequence[Sequence[StoredState]]
+) -> list[Tensor] | None:
+    """Return the bytes of what a chunk stores for the mixers before each layer, by layer; None
+    where there are none."""
     shape = decoder.mixer
     if shape is None:
         return None
-    packed = [
-        shape.packed(state, decoder.dtype, address.spec.codec)
-        for states in chunk.states for state in states
-    ]  # fmt: skip
+    packed = [shape.packed(state, decoder.dtype, codec) for states in layers for state in states]
     each, nothing = decoder.mixers_per_layer, torch.empty(0, dtype=torch.uint8)
     starts = range(0, decoder.layers * each, each)
     return [torch.cat([nothing, *packed[start : start + each]]) for start in starts]

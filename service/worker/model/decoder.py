@@ -23,7 +23,7 @@ from kvstitch.service.worker.kernels.cpu.decode_step import LayerParts
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
 from kvstitch.service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from kvstitch.service.worker.model.mixer_state import MixerShape, State, StoredState
-from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule
+from kvstitch.service.worker.model.model_facts import PLAIN, AttentionRule, ModelFacts
 from kvstitch.service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
@@ -337,6 +337,11 @@ class DecoderModel:
         """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
         last = getattr(self.model.model, self.last_norm)
         return self.head(norm(last, x), batch=batch).float()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What methods know of it where nothing was measured."""
+        return ModelFacts(self.layers, self.heads, self.kv_heads, stateful=bool(self.mixers))
 
     @property
     def ends_with_mixers(self) -> bool:

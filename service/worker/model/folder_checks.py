@@ -20,6 +20,7 @@ from kvstitch.service.worker.model.supported import (
     TEXT_ALONE,
     WINDOW_BY_LAYER,
     WINDOW_IN_EVERY_LAYER,
+    keeps_states,
     what_instead,
     why_not_served,
 )
@@ -325,7 +326,7 @@ def _torchao_type(given: dict[str, Any]) -> str:
 
 def _kept_whole(config: dict[str, Any]) -> str:
     """Return what the model has whose weights are not served quantised; empty if nothing."""
-    if config.get("linear_num_value_heads"):
+    if keeps_states(config):
         return "layers that keep a state"
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return "experts" if any(config.get(name) for name in names) else ""

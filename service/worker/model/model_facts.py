@@ -30,25 +30,18 @@ class ModelFacts:
     stateful: bool = False  # whether layers keep a state instead of a key and value per token
 
 
-def read_calibration(
-    folder: Path, *, layers: int, heads: int, kv_heads: int, first: Path | None = None
-) -> ModelFacts:
-    """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
-    The values of the file `first` go before those of the folder's; raises ModelRefused if a file
-    does not fit the model."""
-    facts = ModelFacts(layers, heads, kv_heads)
+def read_calibration(folder: Path, facts: ModelFacts, first: Path | None = None) -> ModelFacts:
+    """Return the facts of the model in `folder` with what calibration files say. The values of the
+    file `first` go before those of the folder's; raises ModelRefused if a file does not fit the
+    model."""
     for path in (folder / CALIBRATION_FILE, first):
         if path is not None and path.exists():
-            found = _read(path, layers, heads, kv_heads)
-            facts = replace(
-                facts,
-                head_scores=found.head_scores or facts.head_scores,
-                stable_layers=found.stable_layers or facts.stable_layers,
-            )
+            facts = _read(path, facts)
     return facts
 
 
-def _read(path: Path, layers: int, heads: int, kv_heads: int) -> ModelFacts:
+def _read(path: Path, facts: ModelFacts) -> ModelFacts:
+    layers, heads = facts.layers, facts.heads
     try:
         written = json.loads(path.read_text())
         scores = {
@@ -64,7 +57,8 @@ def _read(path: Path, layers: int, heads: int, kv_heads: int) -> ModelFacts:
             "with `kvstitch tune`",
             field="model",
         ) from error
-    return ModelFacts(layers, heads, kv_heads, scores, stable)
+    scores, stable = scores or dict(facts.head_scores), stable or facts.stable_layers
+    return replace(facts, head_scores=scores, stable_layers=stable)
 
 
 def _head_scores(rows: Any, layers: int, heads: int) -> Tensor:

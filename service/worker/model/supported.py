@@ -126,6 +126,12 @@ def why_not_served(config: dict[str, Any]) -> str | None:
     return None
 
 
+def keeps_states(config: dict[str, Any]) -> bool:
+    """Return whether layers of a served model keep a state instead of a key and value per token."""
+    family = FAMILIES.get(str(config.get("model_type")), "")
+    return family.startswith(("convolutional.", "delta.", "mamba."))
+
+
 def what_instead() -> str:
     """Return what to give instead of a model that is not served."""
     return f"give a model of the families {', '.join(FAMILIES)}"

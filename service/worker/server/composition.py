@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from kvstitch.encryption.keyring import Keyring
@@ -77,12 +76,9 @@ class Composition:
         model_fingerprint = fingerprint(settings.model, settings.quantize)
         facts = read_calibration(
             Path(settings.model),
-            layers=decoder.layers,
-            heads=decoder.heads,
-            kv_heads=decoder.kv_heads,
-            first=Path(settings.calibration) if settings.calibration else None,
+            decoder.facts,
+            Path(settings.calibration) if settings.calibration else None,
         )
-        facts = replace(facts, stateful=bool(decoder.mixers))
         addressing = Addressing(
             decoder,
             fingerprint=model_fingerprint,
