@@ -68,6 +68,13 @@ def minutes(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return value
+
+
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
     """Join all arguments of an option into one object."""
     found: dict[str, Any] = {}

@@ -174,6 +174,7 @@ class GatewayMetrics:
         self.segments = self._counter(declared.SEGMENTS)
         self.flops = self._counter(declared.FLOPS)
         self.full_prefill_flops = self._counter(declared.FULL_PREFILL_FLOPS)
+        self.taken_over = self._counter(declared.TAKEN_OVER)
         self.kept_ratio = self._histogram(declared.KEPT_RATIO)
         self.coverage_ratio = self._histogram(declared.COVERAGE_RATIO)
         self.recomputed_ratio = self._histogram(declared.RECOMPUTED_RATIO)

@@ -32,7 +32,7 @@ from kvstitch.service.shared.model_fingerprint import CALIBRATION_FILE, fingerpr
 
 OFF = "off"
 """A value of the setting `calibration`: none is used."""
-SETTINGS = ("prefix_mode", "codec", "gate_min_agreement", "gate_max_kl")
+SETTINGS = ("prefix_mode", "codec", "exact_below", "gate_min_agreement", "gate_max_kl")
 """Defaults that are settings of the service; the others are those of a request."""
 BUILT_IN_FUSION = {"method": "question_scout", "ratio": 0.15}
 STATEFUL_FUSION = {"method": "legolink"}

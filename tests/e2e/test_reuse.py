@@ -61,10 +61,13 @@ def test_where_nothing_is_certain_the_answer_is_full_prefill_s(
     service: Service, twelve: Documents
 ) -> None:
     asked: dict[str, Any] = {"top_k": 3, "max_tokens": 12, "prefix_cache": False}
+    before = service.settled_metrics()
     full = service.ask(question(twelve[1]), profile="exact", **asked)
     answer = service.ask(question(twelve[1]), profile="fast", exact_below=100, **asked)
     assert answer["text"] == full["text"] and "cold" not in tiers(answer)
     assert answer["cache"]["exact_from"] == 0 and full["cache"]["exact_from"] is None
+    name, after = "kvstitch_answers_taken_over_total", service.settled_metrics()
+    assert after.value(name) == after.value(name, at="first_token") == before.value(name) + 1
 
 
 @pytest.mark.slow

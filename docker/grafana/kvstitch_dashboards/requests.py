@@ -90,6 +90,11 @@ def requests() -> Dashboard:
                     text="Accepted ones cost no decode step of their own",
                 ),
                 lines(
+                    "Answers that full prefill took over",
+                    {"{{at}}, per second": rate("answers_taken_over_total", by="at")},
+                    text="Where a token led by less than exact_below",
+                ),
+                lines(
                     "Prompt tokens waiting",
                     {
                         "tokens": gauge("sum", "waiting_tokens"),

@@ -17,7 +17,7 @@ from typing import Any
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.settings.calibration import BUILT_IN_FUSION, STATEFUL_FUSION
 from kvstitch.service.worker.api import make_eviction, make_fusion
-from kvstitch.service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
+from kvstitch.service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts, Reads
 from kvstitch.service.worker.model.mixer_state import FIRST_ROWS
 
 Parameters = tuple[tuple[str, Any], ...]
@@ -66,6 +66,11 @@ class Candidate:
             f"{self.fusion_method()!r} {self.prefix_mode} {self.codec} {self.eviction_method()!r}"
         )
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the KV of the whole prompt is there."""
+        return self.fusion_method().reads is not Reads.PARTS
 
     @property
     def label(self) -> str:

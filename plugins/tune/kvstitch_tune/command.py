@@ -18,7 +18,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvstitch.service.cli.documents import sources
 from kvstitch.service.cli.documents.sources import UnsendableDocument, scan
-from kvstitch.service.cli.options import WrongArgument, add_setting_options, minutes, settings_of
+from kvstitch.service.cli.options import (
+    WrongArgument,
+    add_setting_options,
+    minutes,
+    settings_of,
+    share,
+)
 from kvstitch.service.cli.output import console, emit
 from kvstitch.service.shared import resources
 
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from kvstitch_tune.run import Outcome, Plan
 
 TUNING_FOLDER = "tuning"
+FORMAT = 2
+"""Of records; those of another format are left as they are."""
 MAX_DOCUMENTS = 1000
 """Of more documents a seeded sample is read: parsing and embedding would take all the time."""
 
@@ -47,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=minutes, default=10.0, help="it may take about so long (default: 10)")
     add("--out", metavar="DIR", help="for report and calibration.json (default: the data folder, "
         "where `serve` looks)")  # fmt: skip
+    add(
+        "--fidelity",
+        type=share,
+        metavar="SHARE",
+        help="of the answers that are to be full "
+        "prefill's, such as 0.9: choose what keeps it for fewest operations, `exact_below` too",
+    )
     add("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
     add("--fresh", action="store_true", help="begin anew, without what was measured before")
     add("--json", action="store_true", help="JSON on stdout and nothing else")
@@ -103,10 +118,10 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     )
     facts = read_calibration(folder, adapter.facts)
     prompts = PromptBuilder(folder, settings)
-    plan = Plan(out, args.minutes, args.seed, asked, prompts.prefix_mode)
+    plan = Plan(out, args.minutes, args.seed, asked, prompts.prefix_mode, args.fidelity)
     dtype = str(adapter.dtype).removeprefix("torch.")
-    source = json.dumps([args.documents, args.collection, asked, args.seed, settings.retrieval,
-                         prompts.format.top_k, prompts.format.passage_order,
+    source = json.dumps([FORMAT, args.documents, args.collection, asked, args.seed,
+                         settings.retrieval, prompts.format.top_k, prompts.format.passage_order,
                          prompts.format.chunk_tokens])  # fmt: skip
     run_id = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
     records = out / f"trials-{model[:12]}-{dtype}-{run_id}.jsonl"

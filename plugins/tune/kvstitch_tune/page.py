@@ -86,6 +86,16 @@ def verdict(report: Mapping[str, Any]) -> str:
                 else f"give {2 * LEAST_RECOMMENDED} questions at least, or more documents."
             )
         )
+    if (promise := report["promise"]) is not None:
+        kept = (
+            f"With exact_below {promise['exact_below']:g} behind {best['label']} "
+            f"{promise['same_answer']['mean']:.0%} ({promise['same_answer']['low']:.0%} to "
+            f"{promise['same_answer']['high']:.0%}) of the answers to {prompts} test prompts are "
+            f"full prefill's, each judged by the value that the others need; "
+            f"{promise['fidelity']:.0%} were asked for. {promise['taken_over']:.0%} are computed "
+            f"in full, {promise['operations']:.0%} of full prefill's operations in all."
+        )
+        return kept if promise["pays"] else f"{kept} So full prefill (vanilla) is recommended."
     if best["label"] == fixed["label"]:
         return (
             f"Nothing that was measured is better than the fixed defaults ({fixed['label']}) at "

@@ -11,6 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from kvstitch.service.prompt import CHUNK_PREFIX_MODES
+from kvstitch_tune.candidates import FULL_PREFILL
+from kvstitch_tune.fidelity import Promise
 from kvstitch_tune.run import Outcome, Plan
 from kvstitch_tune.stages import Stage
 from kvstitch_tune.statistics import Bootstrap, Estimate, Summary, compare
@@ -49,9 +51,14 @@ def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str
 def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of calibration.json that this run decides."""
     best, tested = outcome.recommended, outcome.stages["test"]
+    defaults = {**best.candidate.fields, "eviction": None, **gate_bounds(best)}
+    if (promise := outcome.promise) is not None:
+        defaults["exact_below"] = promise.exact_below if promise.pays else 0.0
+        if not promise.pays:
+            defaults["fusion"] = {"method": FULL_PREFILL}
     return {
         "model": model,
-        "defaults": {**best.candidate.fields, "eviction": None, **gate_bounds(best)},
+        "defaults": defaults,
         "measured": [_row(s) for s in tested.summaries if not s.candidate.eviction],
         "evidence": found,
         **outcome.model.fields,
@@ -75,12 +82,26 @@ def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "recommended": _row(outcome.recommended),
         "fixed_defaults": _row(outcome.fixed),
+        "promise": _promise(outcome.promise),
         "best_on_development_part": _row(outcome.chosen),
         "selection_layer": outcome.selection_layer,
         "stable_layers": outcome.model.stable_layers,
         "evidence": found,
         "stages": stages,
         "warnings": warnings(outcome.stages.values()),
+    }
+
+
+def _promise(promise: Promise | None) -> dict[str, Any] | None:
+    if promise is None:
+        return None
+    return {
+        "fidelity": promise.asked,
+        "pays": promise.pays,
+        "exact_below": promise.exact_below,
+        "same_answer": _estimate(promise.same),
+        "taken_over": round(promise.taken_over, 4),
+        "operations": round(promise.operations, 4),
     }
 
 

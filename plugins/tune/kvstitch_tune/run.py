@@ -15,6 +15,7 @@ from kvstitch_tune import questions as question_making
 from kvstitch_tune.candidates import LAYER_METHOD, LAYER_RATIO, fixed_defaults
 from kvstitch_tune.case import NEXT
 from kvstitch_tune.corpus import Corpus
+from kvstitch_tune.fidelity import Promise, cheapest
 from kvstitch_tune.model_calibration import ModelCalibration, measured
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import TimeBudget, Trials
@@ -41,6 +42,7 @@ class Plan:
         seed: Of everything that is drawn.
         questions: The user's own; empty: they are made from the documents.
         prefix_mode: Of the fixed defaults: what the service would use.
+        fidelity: Share of answers that are to be full prefill's; None: nothing is promised.
     """
 
     out: Path
@@ -48,6 +50,7 @@ class Plan:
     seed: int
     questions: Sequence[str]
     prefix_mode: str
+    fidelity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Outcome:
         spent_s: Seconds that the run has taken.
         trials: That were made in this part of the run.
         model: Heads and layers.
+        promise: What keeps the fidelity that was asked for; None: nothing was, or too few prompts.
         enough: Whether there were test prompts enough to recommend something by.
         needed_minutes: That a run with test prompts enough would take; 0 if that takes more
             questions.
@@ -84,6 +88,7 @@ class Outcome:
     spent_s: float
     trials: int
     model: ModelCalibration
+    promise: Promise | None
     enough: bool
     needed_minutes: float
 
@@ -138,16 +143,21 @@ def run(
     stored = stages.storage(raw)
     best = stages.codec_of(stored, raw)
     tested = stages.test(screened, best)
-    recommended = stages.holding(tested, best)
+    recommended, promise = stages.holding(tested, best), None
+    bootstrap, enough = (
+        Bootstrap(tested.prompts, seed=plan.seed),
+        tested.prompts >= LEAST_RECOMMENDED,
+    )
+    if plan.fidelity is not None and enough:
+        promise = cheapest(plan.fidelity, tested.summaries, bootstrap)
+        recommended = promise.summary
     budget.save()
     return Outcome(
         stages={stage.name: stage for stage in (screened, prefixed, stored, tested)},
         fixed=tested.find(fixed),
         chosen=tested.find(best),
         recommended=recommended,
-        against_fixed=versus(
-            recommended, tested.find(fixed), Bootstrap(tested.prompts, seed=plan.seed)
-        ),
+        against_fixed=versus(recommended, tested.find(fixed), bootstrap),
         selection_layer=_selection_layer(screened),
         questions=how,
         documents=corpus.documents,
@@ -155,7 +165,8 @@ def run(
         spent_s=budget.spent,
         trials=trials.made,
         model=model,
-        enough=tested.prompts >= LEAST_RECOMMENDED,
+        promise=promise,
+        enough=enough,
         needed_minutes=(
             _minutes_for(LEAST_RECOMMENDED / tested.prompts, budget.spent / 60)
             if tested.prompts < LEAST_RECOMMENDED <= len(test)

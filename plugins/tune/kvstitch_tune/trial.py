@@ -54,6 +54,8 @@ class Trial:
         agree_first: 1 if the most likely first token is the same, else 0.
         agreement: Share of the answer's tokens that are the candidate's most likely ones.
         same: 1 if the candidate's greedy answer is full prefill's, else 0.
+        lead: Nats by which the candidate's most likely token leads the second, the least of the
+            answer up to where it differs: a greater `exact_below` makes it full prefill's.
         operations: Of the prefill, relative to full prefill.
         seconds: Of the prefill, with stored KV in memory.
         full_seconds: Of the full prefill of the same prompt.
@@ -70,6 +72,7 @@ class Trial:
     agree_first: float
     agreement: float
     same: float
+    lead: float
     operations: float
     seconds: float
     full_seconds: float
@@ -219,6 +222,7 @@ def _trial(
         agree_first=float(agree[0]),
         agreement=float(agree.mean()),
         same=float(agree.min()),
+        lead=least_lead(logits, agree),
         operations=run.result.flops / reference.flops,
         seconds=run.seconds,
         full_seconds=reference.seconds,
@@ -231,6 +235,15 @@ def divergence(full: Tensor, other: Tensor) -> Tensor:
     """KL(full ‖ other) in nats, from logits `[..., vocabulary]`: `[...]`, not negative."""
     p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
+
+
+def least_lead(logits: Tensor, agree: Tensor) -> float:
+    """The least lead of the likeliest token over the second, nats, in logits `[m, vocabulary]` up
+    to the first row whose `agree` `[m]` is 0."""
+    differs = torch.nonzero(agree == 0).flatten()
+    end = int(differs[0]) + 1 if len(differs) else len(logits)
+    first, second = logits[:end].float().topk(2).values.unbind(-1)
+    return float((first - second).min())
 
 
 def agreement(full: Tensor, other: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class FakeRunner:
         return Trial(
             prompt=prompt.key, configuration=candidate.key, tokens=prompt.tokens, answer_tokens=10,
             kl_first=kl, kl=kl, agree_first=1.0, agreement=max(0.0, 1 - kl), same=float(kl < 0.05),
+            lead=kl,
             operations=cost(candidate), seconds=cost(candidate), full_seconds=1.0, bytes=size,
             kept=1.0,
         )  # fmt: skip

@@ -50,6 +50,29 @@ def test_a_run_recommends_what_the_service_takes_as_its_defaults(
     assert settings.codec == best["codec"] and settings.prefix_mode == best["prefix_mode"]
 
 
+def test_a_promised_fidelity_is_kept_for_the_fewest_operations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("run", "stages"):
+        monkeypatch.setattr(f"kvstitch_tune.{place}.LEAST_RECOMMENDED", 2)
+    model, documents = make_model(tmp_path / "model", "llama"), make_documents(tmp_path / "docs")
+    data = tmp_path / "data"
+    assert tune(model, documents, data, "--fidelity", "0.5", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    promise, best = report["promise"], report["recommended"]
+    assert promise["fidelity"] == 0.5 and 0 <= promise["same_answer"]["mean"] <= 1
+    found = calibration.find(load(data_dir=data), model)
+    assert found is not None
+    settings = found.settings(load(data_dir=data))
+    if promise["pays"]:
+        assert promise["operations"] == pytest.approx(best["operations"] + promise["taken_over"])
+        assert settings.exact_below == promise["exact_below"]
+        assert found.defaults["fusion"] == best["fusion"]
+    else:
+        assert found.defaults["fusion"] == {"method": "vanilla"} and settings.exact_below == 0
+    assert "50% were asked for" in (data / "tuning" / "report.html").read_text()
+
+
 def records(data: Path) -> list[str]:
     (file,) = (data / "tuning").glob("trials-*.jsonl")
     return file.read_text().splitlines()

@@ -189,6 +189,8 @@ def observe_answer(
         metrics.kv_stored_bytes.labels(tier).inc(sum(segment.stored_bytes for segment in read))
     metrics.flops.inc(report.flops)
     metrics.full_prefill_flops.inc(report.full_prefill_flops)
+    if report.exact_from is not None:
+        metrics.taken_over.labels("later" if report.exact_from else "first_token").inc()
     if evicted:
         metrics.coverage_ratio.observe(report.coverage)
     if report.documents:

@@ -89,15 +89,17 @@ def test_every_field_reaches_the_service(console: Console) -> None:
     console.panel.get_by_label("Collection").fill("default")
     console.panel.get_by_label("Retrieval").select_option("sparse")
     console.panel.get_by_label("Missing KV").select_option("as stored")
+    console.panel.get_by_label("Exact below").fill("0.25")
     console.panel.get_by_label("Passages").fill("2")
     console.panel.get_by_label("Answer tokens").fill("5")
     console.ask(QUESTION, method="a3", ratio="0.4", eviction="snapkv", budget="77")
-    streamed, dry = console.asked
+    streamed, *dry = console.asked  # one, and another where an answer takes long
     chosen = {
         "question": QUESTION,
         "collection": "default",
         "retrieval": "sparse",
         "cold": "as_stored",
+        "exact_below": 0.25,
         "top_k": 2,
         "max_tokens": 5,
         "fusion": {"method": "a3", "ratio": 0.4},
@@ -105,7 +107,7 @@ def test_every_field_reaches_the_service(console: Console) -> None:
     }
     watched = {"stream": True, "include_text": True, "include_tokens": True}
     assert streamed == {**chosen, **watched}
-    assert dry == {**chosen, "explain": True}
+    assert dry and all(each == {**chosen, "explain": True} for each in dry)
     (done,) = console.done()
     assert len(done["citations"]) == 2 and done["usage"]["completion_tokens"] == 5
 

@@ -38,6 +38,7 @@ def written(folder: Path, model: Path, /, **changes: Any) -> Path:
         "defaults": {
             "fusion": {"method": "pie"}, "eviction": None, "prefix_mode": "system",
             "codec": "int8", "gate_min_agreement": 0.6, "gate_max_kl": 0.25,
+            "exact_below": 0.3,
         },
         "measured": [row("pie", 0.05, 0.8), row("a3", 0.2, 0.9), row("legolink", 0.3, 0.85)],
     }  # fmt: skip
@@ -54,6 +55,7 @@ def test_defaults_are_for_what_is_not_set(model: Path, tmp_path: Path) -> None:
     settings = found.settings(given)
     assert settings.codec == "raw"  # set, though to what is the default without a calibration
     assert (settings.prefix_mode, settings.gate_min_agreement) == ("system", 0.6)
+    assert settings.exact_below == 0.3
     assert settings.gate_max_kl == 0.25 and settings.gate_window == given.gate_window
 
 

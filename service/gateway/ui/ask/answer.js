@@ -107,6 +107,7 @@ function costs(response, full = null) {
     ["Computed anew", percent(cache.recomputed_tokens / Math.max(1, usage.prompt_tokens))],
     ["Arithmetic", `${percent(cache.flops / Math.max(1, cache.full_prefill_flops))} of full`],
     ["KV kept", percent(cache.kept_ratio)],
+    ...(cache.exact_from === null ? [] : [["Full prefill's", cache.exact_from ? `from token ${cache.exact_from + 1}` : "from the first token"]]),
     ["Answer", plural(usage.completion_tokens, "token")],
   ];
   return facts.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value)));

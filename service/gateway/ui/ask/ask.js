@@ -113,7 +113,7 @@ function common() {
     retrieval: byId("retrieval").value,
     cold: byId("cold").value,
   };
-  const numbers = { top_k: byId("top-k").value, max_tokens: byId("max-tokens").value };
+  const numbers = { top_k: byId("top-k").value, max_tokens: byId("max-tokens").value, exact_below: byId("exact-below").value };
   for (const [name, value] of Object.entries(text)) if (value) body[name] = value;
   for (const [name, value] of Object.entries(numbers)) if (value !== "") body[name] = Number(value);
   return body;
