@@ -20,7 +20,7 @@ from kvstitch.service.worker.api import DecoderModel, Vanilla, full_prefill_flop
 from kvstitch.service.worker.methods.api import PrefillResult
 from kvstitch_tune.case import NEXT, Case, forced, free, greedy
 from kvstitch_tune.prompts import Prompt, SegmentStore, kv_pool, part_store
-from kvstitch_tune.trial import agreement, divergence
+from kvstitch_tune.trial import agreement, divergence, least_lead
 
 TOGETHER = 32
 """Configurations that are held in memory and decoded at the same time."""
@@ -119,8 +119,14 @@ class Measurer:
         logits = forced(self._decoder, filled, n, taught)
         # One sequence after the other, because a real vocabulary is large.
         kl = [divergence(reference.logits, each).tolist() for each in logits]
-        agree = [agreement(reference.logits, each).tolist() for each in logits]
-        made = [self._record(prompt, run, reference, kl[i], agree[i]) for i, run in enumerate(runs)]
+        agree = [agreement(reference.logits, each) for each in logits]
+        made = [
+            replace(
+                self._record(prompt, run, reference, kl[i], agree[i].tolist()),
+                lead=least_lead(logits[i], agree[i]),
+            )
+            for i, run in enumerate(runs)
+        ]
         if not prompt.answers:
             return made
         ends = self._decoder.end_ids

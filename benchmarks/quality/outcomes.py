@@ -37,6 +37,7 @@ class Outcome:
         flops: operations over full prefill's.
         rows: document rows recomputed, over the prompt's tokens.
         seconds: of the prefill over full prefill's; None where they were not recorded.
+        lead: of the record.
     """
 
     kl: float
@@ -53,6 +54,7 @@ class Outcome:
     flops: float
     rows: float
     seconds: float | None
+    lead: float | None
 
 
 def outcome(record: Record, prompt: Prompt) -> Outcome:
@@ -77,6 +79,7 @@ def outcome(record: Record, prompt: Prompt) -> Outcome:
         flops=record.flops,
         rows=record.rows / record.tokens,
         seconds=record.seconds / record.full_seconds if record.full_seconds else None,
+        lead=record.lead,
     )
 
 
@@ -99,6 +102,7 @@ def of_full_prefill(record: Record, prompt: Prompt) -> Outcome:
         flops=1.0,
         rows=math.nan,
         seconds=1.0 if record.full_seconds else None,
+        lead=None,
     )
 
 

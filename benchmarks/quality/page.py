@@ -1,20 +1,17 @@
-"""The page of a real model's table: figures with intervals, differences, the published order."""
+"""The page of a real model's table: figures with intervals, differences, what `exact_below` does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 from benchmarks.common.markdown import percent, table, with_interval
-from benchmarks.quality.compare import Paired, holm, paired
+from benchmarks.quality.compare import holm, paired
 from benchmarks.quality.outcomes import Outcome
 from kvstitch_tune.prompts import Prompt
-from kvstitch_tune.statistics import Bootstrap, Estimate
+from kvstitch_tune.statistics import Bootstrap
 
 FULL = "full prefill"
-PUBLISHED = ("a3 r=0.15", "cacheblend r=0.15", "legolink k=4", "pie", "full_reuse")
-"""Beginnings of the names, in the papers' order; full prefill is first by definition."""
 LEGEND = """\
 KL: full prefill ‖ method in nats per token along full prefill's greedy answer; first and next: of
 its first token and of those after it. Right: an accepted answer occurs in the generated text; of
@@ -29,13 +26,13 @@ DIFFERENCES = """\
 Ours minus the base's on the same prompts [95 % paired bootstrap interval]; p of the paired
 permutation test, Holm-corrected down each column. Less KL is better, and more of the other two.
 """
-PAPERS = "Vanilla > A3 ≥ CacheBlend > LegoLink > PIE ≫ FullReuse"
-SIGNIFICANT = 0.05
-ORDER = """\
-The papers rank {order}. A pair is decided where the
-corrected p is below 0.05. Full prefill is at no distance from itself, so by KL it is first by
-definition and left out. Differences are the left one minus the right one.
+TAKEN_OVER = """\
+What `exact_below` makes of it: full prefill takes over at the first token that leads the next best
+by fewer nats. Same: the answer is full prefill's then; taken over: share of the answers; operations
+are with what is computed in full.
 """
+BELOW = (0.05, 0.1, 0.2, 0.3, 0.5)
+"""Nats."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ def page(
         parts += ["## By task\n", by_task(rows, tasks)]
     if base is not None:
         parts += [f"## Against {base}\n", DIFFERENCES, differences(rows, base)]
-    if order := published_order(rows):
-        parts += ["## The published order\n", ORDER.format(order=PAPERS), order]
+    if any(row.column("lead")[0] is not None for row in rows):
+        parts += ["## Exact where it is uncertain\n", TAKEN_OVER, taken_over(rows)]
     return "\n".join(parts)
 
 
@@ -129,7 +126,10 @@ def differences(rows: Sequence[Row], base: str) -> str:
     reference = next(row for row in rows if row.name == base)
     others = [row for row in rows if row.name not in (base, FULL)]
     columns = {"kl": _three, "right": _points, "same": _points}
-    made = {name: [_paired(row, reference, name) for row in others] for name in columns}
+    made = {
+        name: [paired(row.values(name), reference.values(name)) for row in others]
+        for name in columns
+    }
     adjusted = {name: holm([p.p for p in of]) for name, of in made.items()}
     return table(
         ["configuration", *(text for name in columns for text in (f"Δ {name}", "p"))],
@@ -150,68 +150,27 @@ def differences(rows: Sequence[Row], base: str) -> str:
     )
 
 
-def published_order(rows: Sequence[Row]) -> str | None:
-    """Every pair of the papers' order, by KL and by right answers; None without two of them."""
-    found = [match for name in PUBLISHED if (match := _bare_last(rows, name)) is not None]
-    full = next(row for row in rows if row.name == FULL)
-    near = list(combinations(found, 2))
-    if not near:
-        return None
-    answers = [*((full, row) for row in found), *near]
-    kl = [_paired(ours, theirs, "kl", sign=-1) for ours, theirs in near]
-    right = [_paired(ours, theirs, "right") for ours, theirs in answers]
-    lines = [
-        *_order_lines("KL", near, kl, _three, sign=-1),
-        *_order_lines("right", answers, right, _points, sign=1),
-    ]
-    return table(["by", "the papers' claim", "difference", "p", "here"], lines)
-
-
-def _order_lines(
-    by: str,
-    pairs: Sequence[tuple[Row, Row]],
-    made: Sequence[Paired],
-    write: Callable[[float], str],
-    *,
-    sign: int,
-) -> list[list[str]]:
-    adjusted = holm([p.p for p in made])
-    return [
-        [
-            by,
-            f"{ours.name} before {theirs.name}",
-            with_interval(_signed(p.difference, sign), write),
-            f"{value:.3f}",
-            _verdict(p.difference.mean, value),
-        ]
-        for (ours, theirs), p, value in zip(pairs, made, adjusted, strict=True)
-    ]
-
-
-def _verdict(difference: float, p: float) -> str:
-    if p >= SIGNIFICANT or difference == 0:
-        return "undecided"
-    return "as the papers say" if difference > 0 else "the other way round"
-
-
-def _bare_last(rows: Sequence[Row], name: str) -> Row | None:
-    """The configuration of that name; behind the system prompt if it was measured so, else bare."""
-    found = [r for r in rows if r.name == name or r.name.startswith(f"{name} ")]
-    found = [r for r in found if r.name.endswith((" system", " none"))]
-    return max(found, key=lambda row: row.name.endswith(" system"), default=None)
-
-
-def _paired(ours: Row, theirs: Row, name: str, *, sign: int = 1) -> Paired:
-    """`sign` −1 where less is better, so that a positive difference is ours being better."""
-    mine = [sign * value for value in ours.values(name)]
-    others = [sign * value for value in theirs.values(name)]
-    return paired(mine, others)
-
-
-def _signed(difference: Estimate, sign: int) -> Estimate:
-    if sign > 0:
-        return difference
-    return Estimate(-difference.mean, -difference.high, -difference.low)
+def taken_over(rows: Sequence[Row]) -> str:
+    """What each `exact_below` makes of every configuration whose leads were recorded."""
+    bootstrap, lines = Bootstrap(len(rows[0].outcomes)), list[list[str]]()
+    for row in rows:
+        leads = [lead for lead in row.column("lead") if lead is not None]
+        if row.name == FULL or len(leads) < len(row.outcomes):
+            continue
+        for below in (0.0, *BELOW):
+            taken = [float(lead < below) for lead in leads]
+            same = [max(each) for each in zip(row.values("same"), taken, strict=True)]
+            share = sum(taken) / len(taken)
+            lines.append(
+                [
+                    row.name,
+                    f"{below:g}",
+                    with_interval(bootstrap.mean(same), percent),
+                    percent(share),
+                    percent(_mean(row, "flops") + share),
+                ]
+            )
+    return table(["configuration", "below", "same", "taken over", "operations"], lines)
 
 
 def _mean(row: Row, name: str) -> float:

@@ -37,6 +37,8 @@ class Record:
         text: the generated answer, where answers are known.
         full_text: full prefill's, which is all there is to know of it without running it twice.
         full_seconds: as `seconds`, of full prefill.
+        lead: of the likeliest token over the second, the least of the answer up to where it
+            differs, in nats; full prefill would take over with a greater `exact_below`.
     """
 
     prompt: str
@@ -54,6 +56,7 @@ class Record:
     text: str | None = None
     full_text: str | None = None
     full_seconds: float | None = None
+    lead: float | None = None
 
     @property
     def kl(self) -> float:

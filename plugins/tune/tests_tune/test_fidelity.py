@@ -40,7 +40,7 @@ def promise(asked: float, *candidates: tuple[Candidate, list[Trial]]) -> Promise
 def test_the_least_value_that_is_enough(asked: float, below: float, taken_over: float) -> None:
     """Six of ten are the same; one of these leads by so little that it is computed in full, too."""
     found = promise(asked, (SCOUT, trials(SCOUT, LEADS, (0.02, 1.0, 3, 4, 5, 6))))
-    assert (found.exact_below, found.taken_over) == (below, pytest.approx(taken_over))
+    assert found.exact_below == below and found.taken_over == pytest.approx(taken_over)
     assert found.operations == pytest.approx(0.2 + taken_over) and found.pays
 
 

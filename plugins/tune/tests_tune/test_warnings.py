@@ -21,8 +21,8 @@ def measured(
     trials = [
         Trial(
             prompt=str(number), configuration=f"{method} {mode}", tokens=9, answer_tokens=3,
-            kl_first=each, kl=each, agree_first=1, agreement=1, same=1, operations=0.1,
-            seconds=1, full_seconds=2, bytes=9, kept=1,
+            kl_first=each, kl=each, agree_first=1, agreement=1, same=1, lead=1,
+            operations=0.1, seconds=1, full_seconds=2, bytes=9, kept=1,
         )
         for number, each in enumerate(values)
     ]  # fmt: skip
