@@ -1,4 +1,4 @@
-"""The page of a real model's table: figures with intervals, differences, what `exact_below` does."""
+"""The page of a real model's table: figures, differences, and what `exact_below` makes of them."""
 
 from __future__ import annotations
 
