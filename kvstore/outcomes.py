@@ -101,7 +101,6 @@ class StoreStats:
     tiers: tuple[TierStats, ...]
     new_keys: int
     already_present: int
-    shared_reads: int
     dropped_writes: int
     pending_writes: int
 

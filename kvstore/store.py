@@ -68,7 +68,6 @@ class TieredStore:
         self._lock = threading.Lock()
         self._new_keys = 0
         self._already_present = 0
-        self._shared_reads = 0
 
     def start(self) -> None:
         """Start the tiers and the background thread."""
@@ -119,11 +118,7 @@ class TieredStore:
         """Read from the first tier with an intact copy, and copy it into the faster tiers; those
         before `tier`, where `locate` found it, are not asked again."""
         require_chunk_key(key)
-        outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner, tier))
-        if not led:
-            with self._lock:
-                self._shared_reads += 1
-        return outcome
+        return self._reads.do((key, expect), lambda: self._read(key, expect, owner, tier))[0]
 
     def read_blocks(
         self,
@@ -240,9 +235,7 @@ class TieredStore:
         queues = self._queues.values()
         dropped, pending = sum(q.dropped for q in queues), sum(q.pending for q in queues)
         with self._lock:
-            return StoreStats(
-                tiers, self._new_keys, self._already_present, self._shared_reads, dropped, pending
-            )
+            return StoreStats(tiers, self._new_keys, self._already_present, dropped, pending)
 
     def _put(self, key: str, chunk: EncodedChunk) -> bool:
         coming = {tier for tier, queue in self._queues.items() if queue.holds(key)}

@@ -155,7 +155,7 @@ class MixedCodec:
         return self._of(role).decode(role, stored, spec)
 
 
-_CODECS: dict[str, Codec] = {
+CODECS: dict[str, Codec] = {
     "int2": KiviCodec(bits=2),
     "int4": KiviCodec(bits=4),
     "int8": Int8Codec(),
@@ -165,16 +165,11 @@ _CODECS: dict[str, Codec] = {
 }
 
 
-def codec_names() -> tuple[str, ...]:
-    """Return the names of all codecs, sorted."""
-    return tuple(_CODECS)
-
-
 def codec(name: str) -> Codec:
     """Return the codec of that name."""
-    if name not in _CODECS:
-        raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(_CODECS)}")
-    return _CODECS[name]
+    if name not in CODECS:
+        raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(CODECS)}")
+    return CODECS[name]
 
 
 def _group_axis(role: Role) -> int:

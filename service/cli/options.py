@@ -54,25 +54,19 @@ def positive(text: str) -> int:
     return value
 
 
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0.05 <= value < 1e6:
-        raise argparse.ArgumentTypeError("must be at least 0.05")
-    return value
+def _number(name: str, least: float, below: float, must: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not least <= (value := float(text)) < below:
+            raise argparse.ArgumentTypeError(f"must be {must}")
+        return value
+
+    read.__name__ = name  # which argparse says where it is no number
+    return read
 
 
-def minutes(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError("must be between 0 and 1")
-    return value
+seconds = _number("seconds", 0.05, 1e6, "at least 0.05")
+minutes = _number("minutes", 1e-9, 1e6, "more than 0")
+share = _number("share", 1e-9, 1, "between 0 and 1")
 
 
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvstitch.kvstore import SsdTier, encode_chunk
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from tests.kvstore.chunks import make_key, make_spec, make_tensors
 
 pytestmark = [
@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_same_bytes_and_same_tensors(name, tmp_path):
     spec = make_spec(name)
     k, v = make_tensors(spec)

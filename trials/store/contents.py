@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvstitch.kvstore import EncodedChunk, ExtraOutcome, ReadOutcome
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 VARIANTS = 2  # two workers may compute the same chunk with different low bits
@@ -52,7 +52,7 @@ def make_entries(count: int) -> list[Entry]:
     """Small chunks of all codecs; the first one is long. Neighbours have the same spec."""
     entries = []
     for number in range(count):
-        codec = codec_names()[number // 2 % len(codec_names())]
+        codec = CODECS[number // 2 % len(CODECS)]
         spec = make_spec("raw", tokens=_LONG) if number == 0 else make_spec(codec)
         chunks = tuple(make_chunk(spec, seed=10 * number + n) for n in range(VARIANTS))
         extras = {

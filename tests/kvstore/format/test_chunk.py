@@ -7,7 +7,7 @@ from safetensors.torch import load as safetensors_load
 
 from kvstitch.kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, EncodedChunk, encode_chunk
 from kvstitch.kvstore.format.chunk_header import parse_header
-from kvstitch.kvstore.format.codecs import codec, codec_names
+from kvstitch.kvstore.format.codecs import CODECS, codec
 from kvstitch.kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import (
     chunk_file,
@@ -20,7 +20,7 @@ from tests.kvstore.chunks import (
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 def test_safetensors_reads_it(tmp_path, codec, dtype):
     spec = make_spec(codec, dtype)
     chunk = make_chunk(spec)
@@ -50,7 +50,7 @@ def test_raw_round_trip_is_exact_and_copies_nothing(dtype, tokens):
         assert got_k.untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("codec_name", CODECS)
 @pytest.mark.parametrize("offset", [0, 1])
 def test_all_layers_at_once(codec_name, offset):
     """Only what is stored as it is used, and where it is aligned."""
@@ -67,7 +67,7 @@ def test_all_layers_at_once(codec_name, offset):
         assert k.equal(one_k) and v.equal(one_v) and k.data_ptr() == one_k.data_ptr()
 
 
-@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("codec_name", CODECS)
 def test_a_layer_as_it_is_stored(codec_name):
     """The encoded tensors are views where aligned."""
     spec = make_spec(codec_name)
@@ -141,7 +141,7 @@ def test_unknown_codec():
         encode_chunk(spec, *make_tensors(spec))
 
 
-@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("codec_name", CODECS)
 def test_values_that_are_the_keys_are_stored_once(codec_name):
     """Half the bytes; what is read is k twice, whole, by blocks and all layers at once; the header
     of every other chunk stays as it was."""

@@ -4,7 +4,7 @@ import torch
 from kvstitch.kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
 from kvstitch.kvstore.format.chunk import block_selection, check_selection
 from kvstitch.kvstore.format.chunk_header import UNNAMED
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.verifier import Verifier
 from tests.kvstore.chunks import encoded, gathered, make_chunk, make_spec, make_tensors, tensors_of
 
@@ -19,7 +19,7 @@ def read(chunk, layer_blocks):
 
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_decoded_blocks_are_rows_of_the_decoded_layer(name, dtype, tokens):
     chunk = make_chunk(make_spec(name, dtype, tokens=tokens))
     last = chunk.spec.blocks - 1
@@ -38,7 +38,7 @@ def test_decoded_blocks_are_rows_of_the_decoded_layer(name, dtype, tokens):
     assert blocks.count == last + 1 + 1 + len({0, last})
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_odd_sizes(name):
     """Tensors with an odd number of bytes leave the next tensor unaligned."""
     spec = ChunkSpec("f", name, "float32", layers=2, kv_heads=1, head_dim=3, tokens=77)
@@ -57,7 +57,7 @@ def test_a_layer_without_blocks():
         blocks.layer(0)
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_bad_blocks_are_cut_out(name):
     chunk = make_chunk(make_spec(name, tokens=300))
     for entry, block in (("k.0", 1), ("v.0", 4), ("v.2", 0)):

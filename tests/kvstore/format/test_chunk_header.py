@@ -8,7 +8,7 @@ from kvstitch.kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecEr
 from kvstitch.kvstore.format.buffers import view_bytes
 from kvstitch.kvstore.format.chunk import EncodedChunk
 from kvstitch.kvstore.format.chunk_header import FORMAT, UNNAMED, VERSION
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.safetensors_header import header_bytes, seal
 from kvstitch.kvstore.format.tensor_layout import layer_entries
 from kvstitch.kvstore.format.verifier import require_chunk
@@ -35,7 +35,7 @@ def reseal(raw: bytes, old: str, new: str) -> bytes:
     return seal(changed, stated)
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("bit", [0x01, 0x20, 0x80])
 def test_a_flip_of_any_byte_is_detected(codec, bit):
     container = bytearray(chunk_file(make_chunk(make_spec(codec, layers=2, tokens=5))))
@@ -67,7 +67,7 @@ def test_parse_gives_back_what_was_built():
     assert parsed.file_bytes == chunk.nbytes == len(chunk_file(chunk))
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 def test_layers_are_contiguous_and_in_order(codec):
     header = make_chunk(make_spec(codec)).header
     ranges = [header.layer_range(layer) for layer in range(3)]
@@ -83,7 +83,7 @@ def test_layers_are_contiguous_and_in_order(codec):
         assert [name.replace(f".{layer}", "") for name in names] == ["k", "v", *extra]
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 def test_a_block_is_one_byte_range_of_each_tensor(codec):
     """The ranges of the blocks cover the tensor, and each holds the bytes of its rows."""
     chunk = make_chunk(make_spec(codec, tokens=150))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvstitch.kvstore import ChunkSpecError, encode_chunk
-from kvstitch.kvstore.format.codecs import codec, codec_names
+from kvstitch.kvstore.format.codecs import codec, CODECS
 from kvstitch.kvstore.format.tensor_layout import ROLES
 from kvstitch.service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
@@ -18,15 +18,15 @@ DTYPES = ["bfloat16", "float16", "float32"]
 
 
 def test_registry():
-    assert {"raw", "int8", "int4", "int2"} <= set(codec_names())
-    assert list(codec_names()) == sorted(codec_names())
+    assert {"raw", "int8", "int4", "int2"} <= set(CODECS)
+    assert list(CODECS) == sorted(CODECS)
     for name in ("base", "_kivi", "__init__", "..raw", ""):
         with pytest.raises(ChunkSpecError, match="unknown codec"):
             codec(name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_contract(name, dtype):
     spec = make_spec(name, dtype)
     k, v = make_tensors(spec)
@@ -42,7 +42,7 @@ def test_contract(name, dtype):
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 64, 65, 97, 200])
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_blocks_of_64_tokens_are_independent(name, tokens):
     """A block encoded alone has the same rows as in the chunk, and can be decoded alone."""
     spec = make_spec(name, tokens=tokens)
@@ -66,7 +66,7 @@ def test_blocks_of_64_tokens_are_independent(name, tokens):
 
 
 @pytest.mark.parametrize("role", ["k", "v"])
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_strided_tensors(name, role):
     spec = make_spec(name)
     x = make_tensors(spec)[0][0]
@@ -77,10 +77,10 @@ def test_strided_tensors(name, role):
 
 
 def test_the_setting_offers_every_codec():
-    assert set(get_args(Settings.model_fields["codec"].annotation)) == set(codec_names())
+    assert set(get_args(Settings.model_fields["codec"].annotation)) == set(CODECS)
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_extremes_survive(name):
     spec = make_spec(name, "float32")
     for x in (torch.zeros(spec.shape), torch.full(spec.shape, -3.0)):

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstitch.kvstore import ChunkError, ChunkSpecError, parse_header
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.extra_tensors import encode_extra, parse_extra
 from kvstitch.kvstore.format.safetensors_header import header_bytes
 from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import load
 
 KEY = make_key()
-CHUNKS = [make_chunk(make_spec(codec, layers=2, tokens=5)).under(KEY) for codec in codec_names()]
+CHUNKS = [make_chunk(make_spec(codec, layers=2, tokens=5)).under(KEY) for codec in CODECS]
 EXTRA = encode_extra("sketch", 1, {"a": torch.arange(9), "b": torch.ones(2, 3)}, key=KEY).raw
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 
@@ -99,7 +99,7 @@ def test_any_json(document):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    codec=st.sampled_from(codec_names()),
+    codec=st.sampled_from(CODECS),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     layers=st.integers(1, 3),
     tokens=st.integers(1, 140),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvstitch.kvstore import chunk_key, encode_chunk, parse_header
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.extra_tensors import encode_extra
 from tests.kvstore.chunks import chunk_file, make_key, make_spec
 
@@ -50,7 +50,7 @@ KEYS = ("bef5d8d460b840ba9484db1e66129612", "6d58f8c89303b823505d30e65a6b55f3")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 def test_a_chunk_has_the_bytes_it_always_had(codec, dtype):
     spec = make_spec(codec, dtype, tokens=150)
     chunk = encode_chunk(spec, tensors(spec, 0), tensors(spec, 7)).under(KEY)
@@ -59,7 +59,7 @@ def test_a_chunk_has_the_bytes_it_always_had(codec, dtype):
 
 
 def test_every_codec_is_compared():
-    assert {codec for codec, _ in STORED} == set(codec_names())
+    assert {codec for codec, _ in STORED} == set(CODECS)
 
 
 def test_extra_tensors_have_the_bytes_they_always_had():

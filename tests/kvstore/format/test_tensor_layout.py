@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvstitch.kvstore import ChunkSpecError, encode_chunk
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.tensor_layout import blocks_layout, consecutive_runs, layer_entries
 from tests.kvstore.chunks import make_spec, make_tensors
 
@@ -25,7 +25,7 @@ CASES = [
 
 @pytest.mark.parametrize(("tokens", "blocks"), CASES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", CODECS)
 def test_the_bytes_of_some_blocks_are_a_layer_of_their_tokens(name, dtype, tokens, blocks):
     """The ranges, read one after the other, equal the encoding of only those tokens."""
     spec = make_spec(name, dtype, tokens=tokens)

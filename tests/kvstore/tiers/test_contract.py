@@ -15,7 +15,7 @@ from kvstitch.kvstore import (
     TierUnavailable,
 )
 from kvstitch.kvstore.format.chunk import block_selection, selection_ranges
-from kvstitch.kvstore.format.codecs import codec_names
+from kvstitch.kvstore.format.codecs import CODECS
 from kvstitch.kvstore.format.verifier import Verifier
 from kvstitch.kvstore.tiers.base import Tier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
@@ -41,7 +41,7 @@ def tier(request, tmp_path):
     tier.close()
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", CODECS)
 def test_put_and_read_back(tier, codec):
     chunk = make_chunk(make_spec(codec))
     assert tier.read(make_key()) is None
