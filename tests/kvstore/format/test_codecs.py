@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvstitch.kvstore import ChunkSpecError, encode_chunk
-from kvstitch.kvstore.format.codecs import codec, CODECS
+from kvstitch.kvstore.format.codecs import CODECS, codec
 from kvstitch.kvstore.format.tensor_layout import ROLES
 from kvstitch.service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
