@@ -52,7 +52,7 @@ def make_entries(count: int) -> list[Entry]:
     """Small chunks of all codecs; the first one is long. Neighbours have the same spec."""
     entries = []
     for number in range(count):
-        codec = CODECS[number // 2 % len(CODECS)]
+        codec = sorted(CODECS)[number // 2 % len(CODECS)]
         spec = make_spec("raw", tokens=_LONG) if number == 0 else make_spec(codec)
         chunks = tuple(make_chunk(spec, seed=10 * number + n) for n in range(VARIANTS))
         extras = {
