@@ -206,7 +206,6 @@ def test_many_readers_share_one_read(store, disk):
     assert all(same_chunk(outcome.chunk, make_chunk()) for outcome in outcomes)
     # A late thread reads from memory, so the slow tier is read once in any case.
     assert disk.calls["read"] == 1
-    assert store.stats().shared_reads + store.stats().tier("memory").count("read", "hit") == 11
 
 
 def test_many_writers_make_one_key(store, disk):
