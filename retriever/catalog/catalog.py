@@ -272,11 +272,7 @@ class Catalog:
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
 
     def chunks_of(
-        self,
-        doc_id: str,
-        ordinals: Collection[int] | None = None,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
+        self, doc_id: str, ordinals: Collection[int] | None = None, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[Chunk]:
         """Return the chunks of a document, or those of these numbers, in reading order."""
         with self.database.read() as read:

@@ -26,12 +26,7 @@ from kvstitch.retriever.catalog.tables import (
     vectors,
 )
 from kvstitch.retriever.chunking import ChunkSpan
-from kvstitch.retriever.documents import (
-    CatalogState,
-    Document,
-    IngestResult,
-    canonical_metadata,
-)
+from kvstitch.retriever.documents import CatalogState, Document, IngestResult, canonical_metadata
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.errors import DocumentHidden, DocumentKept
 from kvstitch.retriever.index.full_text import ChunkWords, FullText

@@ -134,8 +134,7 @@ class ConcurrencyLimiter:
         if self.waiting_tokens and self.waiting_tokens + tokens > self._max_waiting_tokens:
             self._count_rejected("tokens")
             raise Overloaded(
-                "too many prompts are waiting: try again later",
-                retry_after_s=self.retry_after_s,
+                "too many prompts are waiting: try again later", retry_after_s=self.retry_after_s
             )
         if key_id and self._of_key[key_id] >= self._max_per_key:
             raise QuotaExceeded(

@@ -171,11 +171,7 @@ class Gateway:
             worker=self.worker,
             prompts=self.prompts,
             validator=RequestValidator(
-                self.worker,
-                self.retriever,
-                self.prompts,
-                self.default_methods,
-                current,
+                self.worker, self.retriever, self.prompts, self.default_methods, current
             ),
             preparer=RequestPreparer(
                 self.worker, passages, self.prompts, prefixes, current, self._forms

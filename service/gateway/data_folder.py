@@ -21,12 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from kvstitch.service.errors import (
-    DatabaseUnavailable,
-    DiskFull,
-    InvalidSetting,
-    KvstitchError,
-)
+from kvstitch.service.errors import DatabaseUnavailable, DiskFull, InvalidSetting, KvstitchError
 
 logger = logging.getLogger(__name__)
 FOLDER_MODE = 0o700

@@ -56,3 +56,9 @@ def test_a_book_with_notes_apart_pictures_and_a_missing_chapter() -> None:
 def _parts(content: bytes, end: str) -> dict[str, str]:
     with zipfile.ZipFile(BytesIO(content)) as archive:
         return {n: archive.read(n).decode() for n in archive.namelist() if n.endswith(end)}
+
+
+def test_steps_keep_their_numbers() -> None:
+    steps = '<ol start="3"><li><p>Fill it.</p></li><li>Boil it.</li></ol>'
+    found = epub.parse(make_epub("Book", ["<h1>One</h1>" + steps]), BOUNDS)
+    assert found.text == "# One\n3. Fill it.\n4. Boil it."

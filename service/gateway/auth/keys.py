@@ -122,8 +122,7 @@ class KeyStore:
         limits = limits or Limits()
         if unknown := scopes - set(SCOPES):
             raise InvalidRequest(
-                f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(SCOPES)}",
-                field="scopes",
+                f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(SCOPES)}", field="scopes"
             )
         for what, value in (("tenant", tenant), ("name", name), ("adapter", adapter)):
             if len(value) > MAX_NAME_CHARS or not value.isprintable():

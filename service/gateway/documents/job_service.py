@@ -13,14 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from kvstitch.records.documents import (
-    Job,
-    JobFault,
-    JobList,
-    JobPhase,
-    JobStep,
-    WarnedDocument,
-)
+from kvstitch.records.documents import Job, JobFault, JobList, JobPhase, JobStep, WarnedDocument
 from kvstitch.retriever import Document
 from kvstitch.service.errors import Conflict, DiskFull, InvalidRequest, NotAWriter, NotFound
 from kvstitch.service.gateway.auth.access import Principal
@@ -242,10 +235,7 @@ class JobService:
         return hidden
 
     async def _allowed(
-        self,
-        documents: AsyncIterator[IngestDocument],
-        principal: Principal,
-        readers: set[str],
+        self, documents: AsyncIterator[IngestDocument], principal: Principal, readers: set[str]
     ) -> AsyncIterator[IngestDocument]:
         """Yield documents that their sender may store, and add what readers they have. Groups of
         others may be named that what is stored has already."""

@@ -66,10 +66,7 @@ class Part:
 
 
 async def read_parts(
-    body: AsyncIterator[bytes],
-    content_type: str,
-    upload: Upload,
-    check: Callable[[Part], None],
+    body: AsyncIterator[bytes], content_type: str, upload: Upload, check: Callable[[Part], None]
 ) -> AsyncIterator[Part]:
     """Read the parts of a form; `check` is asked whenever there is more of one, and may raise."""
     boundary = parse_options_header(content_type)[1].get(b"boundary")

@@ -89,11 +89,7 @@ class PromptBuilder:
         return self._with_tools.form
 
     def encode_question(
-        self,
-        turns: Sequence[Turn],
-        tools: ToolSet | None = None,
-        *,
-        begin_answer: bool = True,
+        self, turns: Sequence[Turn], tools: ToolSet | None = None, *, begin_answer: bool = True
     ) -> list[int]:
         """Return Q of a normalised conversation, as token ids.
 

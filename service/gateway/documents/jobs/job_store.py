@@ -214,12 +214,7 @@ class JobStore(UnfinishedDocuments):
             return None if row is None else _load(read, row, shown, max_errors)
 
     def page(
-        self,
-        tenant: str,
-        limit: int,
-        after: str | None,
-        state: str | None,
-        view: View = EVERYTHING,
+        self, tenant: str, limit: int, after: str | None, state: str | None, view: View = EVERYTHING
     ) -> tuple[list[StoredJob], str | None]:
         """Return jobs, newest first, of those older than the job `after`: those whose documents
         a view shows, all of them; and the last one's id, None: there are no more. Raises

@@ -17,11 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from kvstitch.service.errors import InvalidRequest
-from kvstitch.service.gateway.documents.parsing.parsed_file import (
-    Bounds,
-    ParsedFile,
-    ParseWarning,
-)
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, ParseWarning
 from kvstitch.service.shared.resources import behind_answers
 
 

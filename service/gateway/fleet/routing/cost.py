@@ -129,12 +129,7 @@ class WorkerTable:
     def set_load(self, number: int, load: WorkerLoad) -> None:
         """Note how fast a worker says it is."""
         self.loads[number] = load
-        self._speeds[:, number] = (
-            load.token_s,
-            load.overhead_s,
-            load.step_s,
-            load.step_sequence_s,
-        )
+        self._speeds[:, number] = (load.token_s, load.overhead_s, load.step_s, load.step_sequence_s)
         self._token_bytes[number] = load.token_bytes
         tiers = list(load.tiers.values()) or [UNKNOWN_TIER]
         if (more := len(tiers) - len(self._tiers)) > 0:

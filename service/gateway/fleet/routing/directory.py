@@ -26,9 +26,7 @@ class Directory:
     when changes of a worker are missing."""
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        on_gap: Callable[[], None] = lambda: None,
+        self, clock: Callable[[], float] = time.monotonic, on_gap: Callable[[], None] = lambda: None
     ) -> None:
         self._clock = clock
         self._on_gap = on_gap

@@ -63,10 +63,7 @@ class Envelope:
         return CallParser(asked.served.tool_form, asked.tools, early=bool(asked.body.stream))
 
     def details(
-        self,
-        response: Answer,
-        parser: CallParser | None,
-        citations: list[Citation] | None = None,
+        self, response: Answer, parser: CallParser | None, citations: list[Citation] | None = None
     ) -> Details:
         """Return the object `kvstitch` of an answer."""
         names = Details.model_fields.keys() - {"citations", "warnings"}

@@ -39,11 +39,7 @@ from kvstitch.service.gateway.http.openai.requests import (
 from kvstitch.service.gateway.http.openai.responses import ResponseWriter
 from kvstitch.service.gateway.prompts.conversation import question_of
 from kvstitch.service.gateway.schemas.generate import GenerateRequest
-from kvstitch.service.gateway.schemas.openai import (
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-)
+from kvstitch.service.gateway.schemas.openai import ChatRequest, CompletionRequest, ResponsesRequest
 from kvstitch.service.gateway.schemas.openai_answers import (
     ChatCompletion,
     Completion,

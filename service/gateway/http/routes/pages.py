@@ -24,12 +24,7 @@ from kvstitch.service.gateway.documents.parsing.file_kinds import media_type_of_
 
 router = APIRouter(include_in_schema=False)
 
-PLACES = {
-    "console": "/ui/",
-    "docs": "/docs",
-    "openapi": "/openapi.json",
-    "health": "/health/ready",
-}
+PLACES = {"console": "/ui/", "docs": "/docs", "openapi": "/openapi.json", "health": "/health/ready"}
 FILES = Path(__file__).parents[2] / "ui"
 POLICY = "; ".join(
     (

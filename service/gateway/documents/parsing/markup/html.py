@@ -5,7 +5,6 @@ The tree is walked without recursion, because pages may nest as deep as their au
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from selectolax.lexbor import LexborNode
@@ -13,27 +12,18 @@ from selectolax.lexbor import LexborNode
 from kvstitch.service.gateway.documents.parsing import charsets
 from kvstitch.service.gateway.documents.parsing.charsets import Decoded
 from kvstitch.service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
-from kvstitch.service.gateway.documents.parsing.markup.page_parts import write_parts
-from kvstitch.service.gateway.documents.parsing.markup.page_tree import page_tree
+from kvstitch.service.gateway.documents.parsing.markup.page_parts import MARKER, write_parts
+from kvstitch.service.gateway.documents.parsing.markup.page_tree import BLOCKS, page_tree, walk
 from kvstitch.service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
     Bounds,
     Mark,
     ParsedFile,
-    TextBuilder,
     heading,
     left_out_warnings,
 )
-from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 _INVISIBLE = ["iframe", "object", "head"]
-_BLOCKS = frozenset(
-    [
-        "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
-        "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
-        "header", "hr", "li", "main", "ol", "p", "pre", "section", "summary", "table", "tr", "ul",
-    ]
-)  # fmt: skip
 _HEADING = re.compile(r"h[1-6]")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.I)
 _SPACE = re.compile(r"\s+")
@@ -63,7 +53,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         return ParsedFile("", title, warnings=warnings)
     lines = _LineCollector()
     inside: LexborNode | None = None  # a table that was read as such
-    for entering, node in _walk(tree.body):
+    for entering, node in walk(tree.body):
         if inside is not None:
             inside = None if not entering and node == inside else inside
         elif entering and node.tag == "table" and (table := read_table(node)) is not None:
@@ -85,6 +75,7 @@ class _LineCollector:
         self._line = ""
         self._level = 0  # of the heading around the current text, 0 outside
         self._preformatted = 0
+        self._marker = ""  # number of an item whose text has not begun
         self._top = ""  # the first heading of level 1
         self._marks: list[Mark] = []
 
@@ -99,22 +90,22 @@ class _LineCollector:
                 self._end()
         elif tag in ("td", "th") and not entering:
             self._line += " | " if self._line else ""
-        elif tag in _BLOCKS:
+        elif tag in BLOCKS:
             self._end()
             if tag == "pre":
                 self._preformatted += 1 if entering else -1
             if tag == "li" and entering:
-                self._line = "- "
+                marker = node.attributes.get(MARKER)
+                self._line = f"{self._marker}{marker} " if marker else "- "
+                self._marker = self._line if marker else ""
+            elif tag == "li" and self._marker:  # it has no text
+                self._line = self._marker = ""
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
 
     def table(self, table: HtmlTable, bounds: Bounds) -> None:
         self._end()
-        out = TextBuilder(bounds)
-        for title in table.titles:
-            out.line(title)
-        add_rows(out, table.rows, headers=table.headers)
-        for line in out.finish().text.splitlines():
+        for line in table.text(bounds).splitlines():
             self._line = line
             self._end()
 
@@ -135,6 +126,9 @@ class _LineCollector:
         self._line += text.lstrip() if not self._line or self._line.endswith(" ") else text
 
     def _end(self) -> None:
+        if self._marker and self._line == self._marker:
+            return
+        self._marker = ""
         line = self._line.rstrip() if self._preformatted else self._line.strip().removesuffix(" |")
         self._line = ""
         if not line or line == "-":
@@ -146,23 +140,3 @@ class _LineCollector:
             line = f"{'#' * self._level} {line}"
         self._lines.append(line)
         self._size += len(line) + 1
-
-
-def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
-    """Yield (True, node) before its children, (False, node) after them; text nodes only once."""
-    node: LexborNode | None = root
-    depth = 0
-    while node is not None:
-        yield True, node
-        if node.tag != "-text" and (child := node.child) is not None:
-            node, depth = child, depth + 1
-            continue
-        if node.tag != "-text":
-            yield False, node
-        while depth and node is not None and node.next is None:
-            node, depth = node.parent, depth - 1
-            if node is not None:
-                yield False, node
-        if not depth or node is None:
-            return
-        node = node.next

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from selectolax.lexbor import LexborNode
 
-from kvstitch.service.gateway.documents.parsing.parsed_file import one_line
+from kvstitch.service.gateway.documents.parsing.markup.page_parts import MARKER
+from kvstitch.service.gateway.documents.parsing.markup.page_tree import BLOCKS, walk
+from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder, one_line
 from kvstitch.service.gateway.documents.parsing.tables.grid import Cell
+from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 MAX_LAYOUT_CHARS = (
     1500  # a cell with more text, in a table without any header, is a column of a page
 )
 _SECTIONS = ("thead", "tbody", "tfoot")
-_BREAKS = frozenset(
-    ["address", "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6",
-     "hr", "li", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"]
-)  # fmt: skip
+_BREAKS = BLOCKS | {"br", "td", "th"}
 _DIGITS = re.compile(r"\s*(\d{1,5})")
 
 
@@ -31,13 +31,20 @@ class HtmlTable:
     rows: list[list[Cell]]
     headers: int | None
 
+    def text(self, bounds: Bounds) -> str:
+        out = TextBuilder(bounds)
+        for title in self.titles:
+            out.line(title)
+        add_rows(out, self.rows, headers=self.headers)
+        return out.finish().text
+
 
 def read_table(table: LexborNode) -> HtmlTable | None:
     """Return the table of an element `table`; None if it only lays out what is in it."""
     found = list(_rows(table))
     cells = [cell for _, row in found for cell in row]
     named = any(cell.tag == "th" for cell in cells) or any(top for top, _ in found)
-    caption = next((c for c in _children(table) if c.tag == "caption"), None)
+    caption = next((c for c in table.iter() if c.tag == "caption"), None)
     if (table.attributes.get("role") or "") in ("presentation", "none"):
         return None
     if not named and caption is None:
@@ -64,20 +71,13 @@ def read_table(table: LexborNode) -> HtmlTable | None:
 
 def _rows(table: LexborNode) -> Iterator[tuple[bool, list[LexborNode]]]:
     """Yield (whether it is in the head, cells) of the table's own rows that are not empty."""
-    for child in _children(table):
-        inside = _children(child) if child.tag in _SECTIONS else iter([child])
+    for child in table.iter():
+        inside = child.iter() if child.tag in _SECTIONS else iter([child])
         for row in inside:
             if row.tag == "tr":
-                cells = [cell for cell in _children(row) if cell.tag in ("td", "th")]
+                cells = [cell for cell in row.iter() if cell.tag in ("td", "th")]
                 if cells:
                     yield child.tag == "thead", cells
-
-
-def _children(node: LexborNode) -> Iterator[LexborNode]:
-    child = node.child
-    while child is not None:
-        yield child
-        child = child.next
 
 
 def _cell(cell: LexborNode) -> Cell:
@@ -93,21 +93,12 @@ def _span(cell: LexborNode, name: str) -> int:
 def _text(cell: LexborNode) -> str:
     """Return all of a cell on one line; items of lists are set apart by semicolons."""
     parts: list[str] = []
-    node: LexborNode | None = cell.child
-    while node is not None:
+    for entering, node in walk(cell):
         if node.tag == "-text":
             parts.append(node.text_content or "")
-        elif node.tag == "li" and "".join(parts).strip():
-            parts.append("; ")
+        elif node.tag == "li" and entering:
+            before = "; " if "".join(parts).strip() else ""
+            parts.append(f"{before}{node.attributes.get(MARKER) or ''} ")
         elif node.tag in _BREAKS:
             parts.append(" ")
-        if node.tag != "-text" and node.child is not None:
-            node = node.child
-            continue
-        while node is not None and node.next is None:
-            node = node.parent
-            if node is None or node == cell:
-                return one_line("".join(parts)).replace(" ;", ";")
-            parts.append(" " if node.tag in _BREAKS else "")
-        node = node.next if node is not None else None
     return one_line("".join(parts)).replace(" ;", ";")

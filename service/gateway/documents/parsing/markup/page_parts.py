@@ -1,6 +1,8 @@
 """What a page shows in other ways than by its text: small raised digits, addresses of links,
-pictures' texts, what is in controls, and what is struck through. Each becomes text in its place."""
+pictures' texts, what is in controls, and what is struck through. Each becomes text in its place;
+the numbers of lists become attributes, as `MARKER`."""
 
+import re
 from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
@@ -15,6 +17,9 @@ from kvstitch.service.gateway.documents.parsing.parsed_file import (
 
 MAX_OPTIONS = 40  # of a list; countries and years are no text of a page
 MIN_LABEL_WORDS = 3  # of a button that says something, as questions that open their answers
+MARKER = "kvstitch-marker"  # of an item: its number as it is seen
+_KIND = re.compile(r"\b(lower|upper)-?(alpha|latin|roman)\b|list-style(?:-type)?\s*:[^;]*\bnone\b")
+_TYPES = {"a": "lower-alpha", "A": "upper-alpha", "i": "lower-roman", "I": "upper-roman"}
 _NO_VALUE = ("hidden", "password", "reset", "image", "file")
 
 
@@ -31,6 +36,8 @@ def write_parts(tree: LexborHTMLParser, left_out: Counter[str]) -> None:
         # One word is a logo's or a face's.
         alt = one_line(node.attributes.get("alt") or "")
         node.replace_with(f" {alt} " if len(alt.split()) > 1 or not alt.isalpha() else " ")
+    for node in tree.css("ol"):
+        _number(node)
     for node in tree.css("select, textarea, input, button"):
         node.replace_with(_control(node, left_out))
     addresses = Addresses()
@@ -77,3 +84,35 @@ def _control(node: LexborNode, left_out: Counter[str]) -> str:
     elif kind != "textarea":
         text = "" if kind in _NO_VALUE else one_line(said.get("value") or "")
     return f" {text} "
+
+
+def _number(ordered: LexborNode) -> None:
+    """Give the items of a list their numbers; one that begins with its number has it already."""
+    items = [item for item in ordered.iter() if item.tag == "li"]
+    said, step = ordered.attributes, -1 if "reversed" in ordered.attributes else 1
+    number = _whole(ordered, "start", len(items) if step < 0 else 1)
+    for item in items:
+        own = item.attributes
+        number = _whole(item, "value", number)
+        kind = _TYPES.get(own.get("type") or said.get("type") or "", "")
+        found = _KIND.search(f"{kind} {said.get('style')} {own.get('style')} {said.get('class')}")
+        if found is None or found[1]:
+            marker = f"{_written(number, *found.groups()) if found and number > 0 else number}."
+            if not item.text().lstrip().startswith(marker):
+                item.attrs[MARKER] = marker
+        number += step
+
+
+def _written(number: int, case: str, kind: str) -> str:
+    from openpyxl.utils import get_column_letter  # counts as browsers do: Z, AA, AB
+
+    from kvstitch.service.gateway.documents.parsing.office.docx_styles import written_number
+
+    roman = kind == "roman"
+    out = written_number(number, "upperRoman") if roman else get_column_letter(min(number, 18_278))
+    return out if case == "upper" else out.lower()
+
+
+def _whole(node: LexborNode, name: str, otherwise: int) -> int:
+    found = re.match(r"\s*([+-]?\d{1,9})", node.attributes.get(name) or "")
+    return int(found[1]) if found else otherwise

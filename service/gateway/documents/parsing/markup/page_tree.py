@@ -13,6 +13,11 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from kvstitch.service.gateway.documents.parsing.formulas import formula
 
+BLOCKS = frozenset(
+    ["address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
+     "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
+     "header", "hr", "li", "main", "ol", "p", "pre", "section", "summary", "table", "tr", "ul"]
+)  # fmt: skip
 _DOCTYPE = re.compile(
     r"<!DOCTYPE[^\[>]*(\[(?:[^\]\"'<]|<!--.*?-->|<[^>]*>|\"[^\"]*\"|'[^']*')*\]\s*)?>", re.I | re.S
 )
@@ -154,3 +159,23 @@ def _select(tree: LexborHTMLParser, selector: str) -> list[LexborNode]:
         return tree.css(selector) if selector else []
     except Exception:  # selectors that the library does not know
         return []
+
+
+def walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
+    """Yield (True, node) before its children, (False, node) after them; text nodes only once."""
+    node: LexborNode | None = root
+    depth = 0
+    while node is not None:
+        yield True, node
+        if node.tag != "-text" and (child := node.child) is not None:
+            node, depth = child, depth + 1
+            continue
+        if node.tag != "-text":
+            yield False, node
+        while depth and node is not None and node.next is None:
+            node, depth = node.parent, depth - 1
+            if node is not None:
+                yield False, node
+        if not depth or node is None:
+            return
+        node = node.next

@@ -106,13 +106,7 @@ def _html(content: str, bounds: Bounds) -> str:
     tables = tree.css("table")
     outside = tree.body is not None and tree.body.child != (tables[0] if tables else None)
     table = read_table(tables[0]) if len(tables) == 1 and not outside else None
-    if table is None:
-        return ""
-    out = TextBuilder(bounds)
-    for title in table.titles:
-        out.line(title)
-    add_rows(out, table.rows, headers=table.headers)
-    return out.finish().text
+    return "" if table is None else table.text(bounds)
 
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")

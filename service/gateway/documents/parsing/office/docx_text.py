@@ -8,12 +8,7 @@ from docx.oxml.ns import qn
 
 from kvstitch.service.gateway.documents.parsing.formulas import formula
 from kvstitch.service.gateway.documents.parsing.office.docx_styles import Styles, switched_on, value
-from kvstitch.service.gateway.documents.parsing.parsed_file import (
-    lowered,
-    one_line,
-    raised,
-    struck,
-)
+from kvstitch.service.gateway.documents.parsing.parsed_file import lowered, one_line, raised, struck
 
 PAGE_BREAK = "\f"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
@@ -27,18 +22,10 @@ _PICTURES = (
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _REMOVED = {qn("w:del"), qn("w:moveFrom"), qn("w:pPr"), qn("w:rPr")}
 _CHARACTERS = {
-    qn("w:tab"): "\t",
-    qn("w:ptab"): "\t",
-    qn("w:br"): "\n",
-    qn("w:cr"): "\n",
-    qn("w:noBreakHyphen"): "-",
-    qn("w:lastRenderedPageBreak"): PAGE_BREAK,
-}
-_NOTES = {
-    qn("w:footnoteReference"): "footnote",
-    qn("w:endnoteReference"): "endnote",
-    qn("w:commentReference"): "comment",
-}
+    qn("w:tab"): "\t", qn("w:ptab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n",
+    qn("w:noBreakHyphen"): "-", qn("w:lastRenderedPageBreak"): PAGE_BREAK,
+}  # fmt: skip
+_NOTES = {qn(f"w:{kind}Reference"): kind for kind in ("footnote", "endnote", "comment")}
 _WRAPPERS = {
     qn("w:sdt"), qn("w:sdtContent"), qn("w:customXml"), qn("w:smartTag"), qn("w:ins"),
     qn("w:moveTo"), _COMPATIBILITY + "AlternateContent", _COMPATIBILITY + "Choice",

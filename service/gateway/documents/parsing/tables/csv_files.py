@@ -2,12 +2,19 @@
 
 import csv
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.gateway.documents.parsing.charsets import decode
-from kvstitch.service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from kvstitch.service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+    TextBuilder,
+    places_warning,
+)
 from kvstitch.service.gateway.documents.parsing.tables.rows import add_rows
 
 DELIMITERS = ",;\t|"
@@ -27,12 +34,47 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     said = _SEPARATOR_LINE.match(text)
     delimiter = said["separator"] if said else ""
     text = text[said.end() :] if said else text
+    unclosed: list[int] = []
     try:
-        rows = csv.reader(StringIO(text, newline=""), delimiter=delimiter or _delimiter(text))
+        rows = _rows(list(StringIO(text, newline="")), delimiter or _delimiter(text), unclosed)
         add_rows(out, rows, delimited=True)
     except csv.Error as error:
         raise InvalidRequest(f"it is not a readable table: {error}") from error
-    return replace(out.finish(), warnings=decoded.warnings)
+    warnings = [*decoded.warnings]
+    if unclosed:
+        message = "quotation marks of lines {places} are not closed: they were read as characters"
+        places = [str(number + bool(said)) for number in unclosed]
+        warnings.append(places_warning("unclosed_quotes", message, places))
+    return replace(out.finish(), warnings=tuple(warnings))
+
+
+def _rows(lines: list[str], delimiter: str, unclosed: list[int]) -> Iterator[list[str]]:
+    """Yield rows. A quotation mark that nothing closes, or only the one of another row, is a
+    character of its line, whose number is added to `unclosed`."""
+    make = partial(csv.reader, delimiter=delimiter)
+    start, width = 0, len(next(make(lines), []))
+    while start < len(lines):
+        strict, begun = make((lines[n] for n in range(start, len(lines))), strict=True), 0
+        try:
+            for row in strict:
+                yield row
+                begun = strict.line_num
+            return
+        except csv.Error as error:
+            if "field larger" in str(error):
+                raise
+            open_end, many = "unexpected end" in str(error), strict.line_num - begun > 1
+        start += begun
+        bare = next(make(lines[start : start + 1], quoting=csv.QUOTE_NONE))
+        following = next(make(lines[start + 1 : start + 2]), [])
+        if open_end or (many and len(bare) == len(following) == width):
+            start += 1
+            unclosed.append(start)
+            yield bare
+        else:
+            lenient = make(lines[n] for n in range(start, len(lines)))
+            yield next(lenient)
+            start += lenient.line_num
 
 
 def _delimiter(text: str) -> str:

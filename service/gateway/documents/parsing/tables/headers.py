@@ -57,11 +57,8 @@ def find_header(
         break
     # Columns of notes may have no name.
     nearly = bool(rows) and counts[0] > 1 and counts[0] >= 0.7 * typical
-    return (
-        (0, 1)
-        if nearly and names_columns(rows[0], rows[1:], trusted=trusted, pairs=pairs)
-        else None
-    )
+    nearly = nearly and names_columns(rows[0], rows[1:], trusted=trusted, pairs=pairs)
+    return (0, 1) if nearly else None
 
 
 def _with_groups(rows: Sequence[Row], at: int) -> int:
@@ -101,11 +98,8 @@ def names_columns(
         kinds = Counter(map(kind, column))
         most, count = kinds.most_common(1)[0]
         both_properties = name.text.endswith(":") and any(text.endswith(":") for text in column)
-        alike = (
-            own == "word"
-            and _DIGIT.search(name.text) is not None
-            and _shape(name.text) in map(_shape, column)
-        )
+        alike = own == "word" and _DIGIT.search(name.text) is not None
+        alike = alike and _shape(name.text) in map(_shape, column)
         if name.text in column or both_properties or alike or own == most == "period":
             return False
         contrast |= own in ("word", "period") and most != "word" and count >= 0.8 * len(column)
@@ -134,14 +128,8 @@ def _may_be_names(row: Row, cells: Row) -> bool:
 
 def _value_below(row: Row, other: Row, name: Cell) -> str:
     """Return what stands in another row below a name, where nothing is merged there."""
-    return next(
-        (
-            cell.text
-            for own, cell in zip(row, other, strict=False)
-            if own is name and cell is not name
-        ),
-        "",
-    )
+    both = zip(row, other, strict=False)
+    return next((cell.text for own, cell in both if own is name and cell is not name), "")
 
 
 def kind(text: str) -> Kind:

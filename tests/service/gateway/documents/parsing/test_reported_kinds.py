@@ -363,3 +363,60 @@ def test_no_cell_of_markdown_is_left_out(row: str, text: str) -> None:
 )
 def test_units_of_cells_with_an_e_or_a_stroke(value: float, code: str, text: str) -> None:
     assert xlsx_files.formatted(value, code) == text
+
+
+@pytest.mark.parametrize(
+    ("lists", "lines"),
+    [
+        ("<ol><li>Fill<li>Boil</ol>", ["1. Fill", "2. Boil"]),
+        ("<ol start=3><li>Fill<li value=7>Boil<li>Pour</ol>", ["3. Fill", "7. Boil", "8. Pour"]),
+        ("<ol reversed><li>c<li>b</ol><ol start=-1><li>a<li>b</ol>",
+         ["2. c", "1. b", "-1. a", "0. b"]),
+        ("<ol type=A start=26><li>x<li>y</ol><ol type=i start=4><li>x</ol>",
+         ["Z. x", "AA. y", "iv. x"]),
+        ("<ol style='list-style-type: upper-roman'><li>x<li type=a>y</ol>", ["I. x", "b. y"]),
+        # Items of paragraphs, as Sphinx writes them, and lists within.
+        ("<ol><li><p>Fill</p><p>well</p></li><li><p>Boil</p><ol class='loweralpha simple'>"
+         "<li><p>hot</p></li></ol></li><li></li><li>Pour</li></ol>",
+         ["1. Fill", "well", "2. Boil", "a. hot", "4. Pour"]),
+        ("<ol><li><ol><li>deep</ol></ol><p>after</p>", ["1. 1. deep", "after"]),
+        # Numbers that are not shown, or stand in the text.
+        ("<ol style='list-style: none'><li>Own</ol><ol><li>1.1 Scope<li>Two</ol>",
+         ["- Own", "- 1.1 Scope", "2. Two"]),
+        ("<ol start=x><li>a</ol><ul><li value=4>b</ul>", ["1. a", "- b"]),
+        ("<table><tr><th>Isle<th>Steps<tr><td>Vik<td><ol start=4><li>Fill<li>Boil</ol></table>",
+         ["Isle: Vik | Steps: 4. Fill; 5. Boil"]),
+    ],
+)  # fmt: skip
+def test_items_of_ordered_lists_keep_their_numbers(lists: str, lines: list[str]) -> None:
+    assert page(lists).text.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "unclosed"),
+    [
+        ('Part,Price\nhose,"3\npipe,4', ['Part: hose | Price: "3', "Part: pipe | Price: 4"], ["2"]),
+        ('Part;Price\n"hose;3,5\nvalve;4,5\n',
+         ['Part: "hose | Price: 3,5', "Part: valve | Price: 4,5"], ["2"]),
+        # It meets a mark that another row begins with.
+        ('Part,Size,Price\nhose,"3 inch,4\npipe,"2 inch, long",5\nvalve,"1 inch,6\n',
+         ['Part: hose | Size: "3 inch | Price: 4', "Part: pipe | Size: 2 inch, long | Price: 5",
+          'Part: valve | Size: "1 inch | Price: 6'], ["2", "4"]),
+        # Marks within a cell, and cells of several lines, are what they were.
+        ('a,b\n1,"x\n""y"" z"\n2,"12" wide', ['a: 1 | b: x "y" z', "a: 2 | b: 12 wide"], []),
+        ('a,b\n1,"line one\nline "two" ends"\n2,c',
+         ['a: 1 | b: line one line two" ends"', "a: 2 | b: c"], []),
+    ],
+)  # fmt: skip
+def test_quotation_marks_that_nothing_closes_swallow_no_rows(
+    table: str, rows: list[str], unclosed: list[str]
+) -> None:
+    found = csv_files.parse(table.encode(), BOUNDS)
+    assert found.text.splitlines() == rows
+    assert [place for w in found.warnings for place in w.places] == unclosed
+
+
+def test_open_quotation_marks_in_all_rows_cost_no_more_than_rows() -> None:
+    found = csv_files.parse(("a,b\n" + 'x"y,"\n' * 20_000).encode(), Bounds(50, 10_000_000))
+    assert len(found.text.splitlines()) == 20_000
+    assert found.warnings[0].count == 20_000
