@@ -82,10 +82,10 @@ def step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run one row of each of several sequences, `[sequences, …]` where `run` has rows, whose
-    states are `[sequences, heads, key, value]`; return what they read, and their states."""
-    states = states * decay.exp()[..., None, None]
+    states `[sequences, heads, key, value]` become those after it; return what they read, too."""
+    states.mul_(decay.exp()[..., None, None])
     known = (k[..., None, :] @ states).squeeze(-2)
-    states = states + k[..., None] * ((v - known) * beta[..., None])[..., None, :]
+    states.addcmul_(k[..., None], ((v - known) * beta[..., None])[..., None, :])
     return (q[..., None, :] @ states).squeeze(-2), states
 
 

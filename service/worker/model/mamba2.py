@@ -57,8 +57,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor) -> tuple[
 
 def step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
     """Run one row of each of several sequences, `[sequences, …]` where `run` has rows, whose
-    states are `[sequences, heads, key, value]`; return what they read, and their states."""
+    states `[sequences, heads, key, value]` become those after it; return what they read, too."""
     share = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(share, 1), k.repeat_interleave(share, 1)
-    states = states * decay.exp()[..., None, None] + k[..., None] * v[..., None, :]
+    states.mul_(decay.exp()[..., None, None]).addcmul_(k[..., None], v[..., None, :])
     return (q[..., None, :] @ states).squeeze(-2), states

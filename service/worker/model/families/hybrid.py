@@ -92,7 +92,7 @@ class Hybrid(DecoderModel):
         self, net: Any, own: MixerRows, mixed: Tensor, sums: Tensor, *, step: bool
     ) -> tuple[Tensor, Tensor]:
         """Return what convolved rows read, fp32, and the state behind them (`gated_delta.run`)."""
-        # With `step` the rows belong to different sequences, each with a state.
+        # With `step` the rows belong to different sequences, whose states change in place.
         raise NotImplementedError
 
     def first_rows(self, net: Any, own: MixerRows, mixed: Tensor) -> FirstRows:

@@ -55,7 +55,7 @@ def test_blocks_are_rows_one_by_one(m: int) -> None:
     assert float((read - expected).abs().max()) < 2e-5
     assert float((after - last).abs().max()) < 2e-5
     q, k, v, decay, beta = (x[:1] for x in given)
-    one, stepped = gated_delta.step(q, k, v, decay, beta, state[None])
+    one, stepped = gated_delta.step(q, k, v, decay, beta, state[None].clone())
     assert float((one[0] - expected[0]).abs().max()) < 2e-5
     behind_one = one_by_one((q, k, v, decay, beta), state.double())[1]
     assert float((stepped[0] - behind_one).abs().max()) < 2e-5
