@@ -3,7 +3,7 @@
 The best passage of a question that nothing answers ranks first, too, so ranks say nothing. What
 does: the share of the question's words, by rarity, that one passage holds, how near the nearest
 passage is (cosine), and how it stands out. A logistic function of these was fitted on questions
-with and without an answer, for the default embedder and, without cosines, for any other
+with and without an answer, for two embedders and, without cosines, for any other
 (`python -m benchmarks.retrieval.floor`; docs/retrieval.md#nothing-found has the figures).
 
 Words that only make a sentence a question (which, wie, combien) count for nothing: in technical
@@ -55,17 +55,25 @@ FITS: Final[Mapping[str, tuple[Fit, Fit]]] = {
     "all-MiniLM-L6-v2": (
         (-6.236, 6.355, 1.017, 5.676, 6.772, 0.0, 0.0),
         (-7.518, 9.35, 0.0, 10.238, 0.0, -4.652, 0.0),
-    )
+    ),
+    "multilingual-e5-small": (
+        (-19.195, 7.382, 2.865, 17.3, 33.441, 0.0, 0.0),
+        (-21.754, -1.393, 0.0, 22.902, 0.0, 10.886, 0.0),
+    ),
 }
-"""By the embedder's name: with all evidence, and without what one passage alone, or a search by
-meaning alone, does not have."""
+"""By what the embedder's name begins with: with all evidence, and without what one passage alone,
+or a search by meaning alone, does not have."""
+
+
+def fits_of(embedder: str) -> tuple[Fit, Fit] | None:
+    return next((fits for name, fits in FITS.items() if embedder.startswith(name)), None)
 
 
 def relevance(found: Evidence, embedder: str) -> float:
     """Return how far passages are about a question; below `FLOOR` they are not."""
-    if embedder not in FITS or found.cosine is None:
+    if (fits := fits_of(embedder)) is None or found.cosine is None:
         return logistic(WORDS, found)
-    whole, part = FITS[embedder]
+    whole, part = fits
     return logistic(part if found.matched is None or found.lead is None else whole, found)
 
 

@@ -28,7 +28,7 @@ from kvstitch.retriever.documents import SearchMode
 from kvstitch.retriever.errors import InvalidQuery
 
 CANDIDATES = 256  # of each ranking, that are combined
-MEANING = 0.5  # weight of a passage's score by meaning; words have the rest
+MEANING = 0.4  # weight of a passage's score by meaning; words have the rest
 LEAST_SPREAD = 0.3  # of cosines, that tells passages apart: less may be chance
 MOST_OF_A_WORD = 2.2  # times its idf: what BM25 gives for it at most, K1 + 1
 

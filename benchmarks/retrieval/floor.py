@@ -36,12 +36,12 @@ from benchmarks.quality.tasks import documentation, natural_questions
 from benchmarks.retrieval.recall_targets import word_pieces
 from kvstitch.retriever import ChunkSettings, Document, Embedder, LocalEmbedder, Retriever
 from kvstitch.retriever.relevance import (
-    FITS,
     FLOOR,
     WORDS,
     Evidence,
     Fit,
     evidence,
+    fits_of,
     logistic,
     weighty_words,
 )
@@ -213,13 +213,13 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--docs", type=Path, default=documentation.default_folder())
+    parser.add_argument("--embedder", help="a folder (default: MiniLM)")
     parser.add_argument("--out", type=Path, help="also write the result here, as JSON")
     args = parser.parse_args(given)
-    embedder = LocalEmbedder()
+    embedder = LocalEmbedder(args.embedder)
     observed = [case for each in collections(args.docs) for case in cases(*each, embedder=embedder)]
-    dev = [case for case in observed if case.split == "dev"]
-    test = [case for case in observed if case.split == "test"]
-    recorded = dict(zip(SHAPES, (*FITS[embedder.name], WORDS), strict=True))
+    dev, test = ([case for case in observed if case.split == s] for s in ("dev", "test"))
+    recorded = dict(zip(SHAPES, (*(fits_of(embedder.name) or (WORDS, WORDS)), WORDS), strict=True))
     result: dict[str, Any] = {"environment": describe(), "functions": {}}
     for name, shape in SHAPES.items():
         fit = fitted(dev, shape)

@@ -139,6 +139,13 @@ def test_an_embedder_that_nothing_is_known_of_is_judged_by_words(tmp_path: Path)
     retriever.close()
 
 
+@pytest.mark.parametrize("name", ["multilingual-e5-small", "multilingual-e5-small-773ce23a480d"])
+def test_cosines_of_e5_lie_close_together_and_count_all_the_same(name: str) -> None:
+    near, far = Evidence(0.5, 0.4, 0.87, 0.04), Evidence(0.5, 0.4, 0.80, 0.0)
+    assert relevance(far, name) < FLOOR < relevance(near, name)
+    assert relevance(far, "unheard of") == relevance(near, "unheard of") > FLOOR
+
+
 def test_a_word_is_the_rarer_the_fewer_chunks_have_it(retriever: Retriever) -> None:
     kettle, ferry, nowhere = weighty_words("kettle ferry Zanzibar")
     found = retriever.catalog.rarity([kettle, ferry, nowhere])

@@ -198,15 +198,15 @@ def test_passages_tell_their_places(retriever: Retriever) -> None:
 
 def test_fusion_by_hand() -> None:
     found = combine([(1, 0.9), (2, 0.7), (3, 0.5)], [(3, 5.0), (2, 4.0), (9, 1.0)], 10.0)
-    expected = {1: 0.5, 2: 0.5 * 0.5 + 0.5 * 0.4, 3: 0.5 * 0.5, 9: 0.5 * 0.1}
-    assert [ranked.chunk_id for ranked in found] == [1, 2, 3, 9]
+    expected = {2: 0.4 * 0.5 + 0.6 * 0.4, 1: 0.4, 3: 0.6 * 0.5, 9: 0.6 * 0.1}
+    assert [ranked.chunk_id for ranked in found] == [2, 1, 3, 9]
     assert {ranked.chunk_id: ranked.score for ranked in found} == pytest.approx(expected)
     # All are about as near: words decide. They hold none of the words: what is near does.
     rows = [(1, 0.53), (2, 0.52), (3, 0.51)]
     assert combine(rows, [(3, 9.0), (1, 6.0)], 10.0)[0].chunk_id == 3
     assert combine([(1, 0.8), (2, 0.2)], [(2, 1.5)], 10.0)[0].chunk_id == 1
     assert [ranked.chunk_id for ranked in combine([(7, 0.1), (4, -0.2)], None)] == [7, 4]
-    assert combine([], []) == [] and combine([], [(4, 2.0)])[0].score == 0.5
+    assert combine([], []) == [] and combine([], [(4, 2.0)])[0].score == 0.6
 
 
 def test_the_first_do_not_depend_on_how_many_are_wanted(retriever: Retriever) -> None:
