@@ -205,7 +205,8 @@ def facts(result: Mapping[str, Any]) -> str:
         method(result),
         result["finish_reason"],
     ]
-    return " · ".join(found)
+    exact = cache["exact_from"]
+    return " · ".join(found + ([] if exact is None else [f"full prefill's from token {exact + 1}"]))
 
 
 def method(result: Mapping[str, Any]) -> str:

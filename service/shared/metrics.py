@@ -171,9 +171,7 @@ FULL_PREFILL_FLOPS = _counter(
     "answer_full_prefill_flops_total", "What computing every prompt in full would have cost."
 )
 TAKEN_OVER = _counter(
-    "answers_taken_over_total",
-    "Answers that full prefill took over where a token led by less than `exact_below`.",
-    at=("first_token", "later"),
+    "answers_taken_over_total", "Answers that full prefill took over.", at=("first_token", "later")
 )
 KEPT_RATIO = _histogram(
     "answer_kept_ratio",

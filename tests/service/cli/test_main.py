@@ -89,6 +89,10 @@ def test_the_answer_comes_first(rig: Rig, capsys: pytest.CaptureFixture[str]) ->
         '* [3] > Trains, page 4: "They go."',
     ]
     assert lines[6].endswith("s in all")
+    raw = rig.ask().json()
+    assert "full prefill's from" not in answer_tables.facts(raw)
+    raw["cache"]["exact_from"] = 3
+    assert "full prefill's from token 4" in answer_tables.facts(raw)
 
 
 def test_every_event_as_a_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
