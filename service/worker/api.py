@@ -39,17 +39,17 @@ from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.families import decoder_for
 from kvstitch.service.worker.model.load import lacks_memory, no_memory, set_threads
 from kvstitch.service.worker.model.load import load as load_model
-from kvstitch.service.worker.model.mixer_state import MixerShape, State
+from kvstitch.service.worker.model.mixer_state import FIRST_ROWS, MixerShape, State
 from kvstitch.service.worker.model.model_facts import full_prefill as full_prefill_flops
 from kvstitch.service.worker.model.model_facts import read_calibration
 from kvstitch.service.worker.steps import run
 
 __all__ = [
-    "A3", "CALIBRATION_FILE", "Address", "Addressing", "BatchDecoder", "CacheBlend", "ChunkPrefill",
-    "DecoderModel", "Engine", "FullReuse", "KVPool", "LegoLink", "MixerShape", "Pie",
-    "QuestionScout", "ScratchKV", "SequenceKV", "State", "Vanilla", "attend_rows", "cpu_choices",
-    "decode_step", "decoder_for", "evict", "full_prefill_flops", "gated_delta", "lacks_memory",
-    "load_model", "make_eviction", "make_fusion", "mamba2", "model_fingerprint", "no_memory",
-    "prefill", "read_calibration", "run", "set_threads", "start_up_check", "stored_states",
-    "why_missing",
+    "A3", "CALIBRATION_FILE", "FIRST_ROWS", "Address", "Addressing", "BatchDecoder", "CacheBlend",
+    "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "KVPool", "LegoLink", "MixerShape",
+    "Pie", "QuestionScout", "ScratchKV", "SequenceKV", "State", "Vanilla", "attend_rows",
+    "cpu_choices", "decode_step", "decoder_for", "evict", "full_prefill_flops", "gated_delta",
+    "lacks_memory", "load_model", "make_eviction", "make_fusion", "mamba2", "model_fingerprint",
+    "no_memory", "prefill", "read_calibration", "run", "set_threads", "start_up_check",
+    "stored_states", "why_missing",
 ]  # fmt: skip

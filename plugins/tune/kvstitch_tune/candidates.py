@@ -16,9 +16,8 @@ from typing import Any
 
 from kvstitch.service.errors import InvalidRequest
 from kvstitch.service.settings.calibration import BUILT_IN_FUSION, STATEFUL_FUSION
-from kvstitch.service.worker.api import make_eviction, make_fusion
+from kvstitch.service.worker.api import FIRST_ROWS, make_eviction, make_fusion
 from kvstitch.service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts, Reads
-from kvstitch.service.worker.model.mixer_state import FIRST_ROWS
 
 Parameters = tuple[tuple[str, Any], ...]
 """Names and values of a method's parameters; those left out have the method's defaults."""
