@@ -31,7 +31,7 @@ SLOW_S = 0.05
 """A thread that computes for longer in one go comes behind others from then on. To compile, it then
 has the niceness below, with which a busy core gives it a fifth as much as others; in a worker it
 gets only what all others leave."""
-SLOW_NICE = 7
+SLOW_NICE = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
 
 TOO_MUCH = (
     f"it takes more than {COMPILE_CPU_S:g} s or {MEMORY >> 20} MiB to compile, or {STEP_CPU_S:g} s "
