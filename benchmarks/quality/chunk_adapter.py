@@ -194,9 +194,8 @@ def train(
         torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0),
         prompts.near(prompts.train),
     )
-    order = [*range(len(near))]
     for step in range(1, steps + 1):
-        place = order[step % len(order)]
+        place = step % len(near)
         drawn = prompts.passages(prompts.train[place], near[place])
         asked = [prompts.question(each, each.answers[0]) for each in drawn]
         layout = Layout.of(prompts.system, [], [prompts.chunk(each) for each in drawn], asked)
@@ -264,6 +263,8 @@ def main() -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         torch.save([each.detach() for each in parameters], kept)
         print(f"{step} steps", file=sys.stderr, flush=True)
+    if not kept.exists():
+        parser.error(f"{kept} is not there: give --steps")
     for parameter, value in zip(parameters, torch.load(kept), strict=True):
         parameter.data.copy_(value)
     for name, values in measure(model, prompts, args.questions).items():

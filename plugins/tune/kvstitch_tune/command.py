@@ -55,13 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=minutes, default=10.0, help="it may take about so long (default: 10)")
     add("--out", metavar="DIR", help="for report and calibration.json (default: the data folder, "
         "where `serve` looks)")  # fmt: skip
-    add(
-        "--fidelity",
-        type=share,
-        metavar="SHARE",
-        help="of the answers that are to be full "
-        "prefill's, such as 0.9: choose what keeps it for fewest operations, `exact_below` too",
-    )
+    add("--fidelity", type=share, metavar="SHARE", help="of the answers that are to be full "
+        "prefill's, as 0.9: choose what keeps it for fewest operations")  # fmt: skip
     add("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
     add("--fresh", action="store_true", help="begin anew, without what was measured before")
     add("--json", action="store_true", help="JSON on stdout and nothing else")

@@ -144,10 +144,8 @@ def run(
     best = stages.codec_of(stored, raw)
     tested = stages.test(screened, best)
     recommended, promise = stages.holding(tested, best), None
-    bootstrap, enough = (
-        Bootstrap(tested.prompts, seed=plan.seed),
-        tested.prompts >= LEAST_RECOMMENDED,
-    )
+    bootstrap = Bootstrap(tested.prompts, seed=plan.seed)
+    enough = tested.prompts >= LEAST_RECOMMENDED
     if plan.fidelity is not None and enough:
         promise = cheapest(plan.fidelity, tested.summaries, bootstrap)
         recommended = promise.summary

@@ -106,7 +106,7 @@ class Admission:
         if request.hand_over and request.exact_below:
             raise InvalidRequest(
                 "another engine decodes, and does not ask how certain a token is: leave "
-                "exact_below out, of the service's settings, too",
+                "exact_below out, of the settings and calibration, too",
                 field="exact_below",
             )
         if not request.question:
