@@ -106,13 +106,13 @@ loadtest: setup
 
 chaos: setup
 	scripts/install-redis.sh
-	$(VENV)/python -m trials.chaos
+	$(VENV)/python -m tests.trials.chaos
 
 recipes: setup
 	scripts/install-proxies.sh
 	scripts/install-chromium.sh
 	scripts/install-prometheus.sh
-	$(VENV)/python -m trials.recipes $(RECIPES)
+	$(VENV)/python -m tests.trials.recipes $(RECIPES)
 
 # VERSION: the tag. DOCKER, COMPOSE: other programs than docker and docker-compose.
 containers containers-fleet containers-image: VERSION ?= 0.2.0
@@ -122,14 +122,14 @@ containers-image: setup
 
 containers: containers-image
 	scripts/containers/bases.sh prometheus
-	$(VENV)/python -m trials.containers.alone kvstitch:$(VERSION)-cpu
-	$(VENV)/python -m trials.containers.composed $(VERSION) --prometheus
+	$(VENV)/python -m tests.trials.containers.alone kvstitch:$(VERSION)-cpu
+	$(VENV)/python -m tests.trials.containers.composed $(VERSION) --prometheus
 	scripts/containers/bases.sh haproxy postgresql
-	$(VENV)/python -m trials.containers.fleet $(VERSION)
+	$(VENV)/python -m tests.trials.containers.fleet $(VERSION)
 
 containers-fleet: containers-image
 	scripts/containers/bases.sh haproxy postgresql
-	$(VENV)/python -m trials.containers.fleet $(VERSION)
+	$(VENV)/python -m tests.trials.containers.fleet $(VERSION)
 
 clean:
 	rm -rf .venv build *.egg-info

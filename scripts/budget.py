@@ -42,7 +42,7 @@ def counted(root: Path, beside: Iterable[str]) -> dict[str, int]:
         "docs words": sum(words.values()),
         "README words": len((root / "README.md").read_text().split()),
     }
-    for folder in ("plugins", "tests", "trials", "benchmarks"):
+    for folder in ("plugins", "tests", "benchmarks"):
         inside = {f: n for f, n in lines.items() if f.parts[0] == folder}
         if folder == "plugins":
             inside = {f: n for f, n in inside.items() if not f.parts[2].startswith("tests")}

@@ -21,7 +21,7 @@ PAGES = [
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(
-    r"`((?:service|kvstore|retriever|demo|benchmarks|loadtest|tests|trials|docker|helm|scripts)/[\w./*-]+)`"
+    r"`((?:service|kvstore|retriever|demo|benchmarks|loadtest|tests|docker|helm|scripts)/[\w./*-]+)`"
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trials.chaos.life import CHILD, Faults
+from tests.trials.chaos.life import CHILD, Faults
 
 REPLACE_THREE = """
 import os, pathlib

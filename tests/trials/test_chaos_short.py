@@ -1,4 +1,4 @@
-"""A short episode of `python -m trials.chaos`, the same every time."""
+"""A short episode of `python -m tests.trials.chaos`, the same every time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trials.chaos.campaign import Plan, run
+from tests.trials.chaos.campaign import Plan, run
 
 PLAN = Plan(seed=4, minutes=10, actions=4, asked=6, others=8, questions=1, episodes=1)
 

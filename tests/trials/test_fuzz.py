@@ -1,4 +1,4 @@
-"""A short run with a fixed seed; `python -m trials.fuzz` is the long one."""
+"""A short run with a fixed seed; `python -m tests.trials.fuzz` is the long one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
-from trials.fuzz.__main__ import DOCUMENTS, Fuzz
-from trials.fuzz.calls import Call
-from trials.fuzz.sending import Reply, fault
+from tests.trials.fuzz.__main__ import DOCUMENTS, Fuzz
+from tests.trials.fuzz.calls import Call
+from tests.trials.fuzz.sending import Reply, fault
 
 CALLS = 600
 

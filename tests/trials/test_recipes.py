@@ -3,8 +3,8 @@
 import re
 import subprocess
 
-from trials.recipes.__main__ import CHECKS, PAGE
-from trials.recipes.page import printed, recipes, shows
+from tests.trials.recipes.__main__ import CHECKS, PAGE
+from tests.trials.recipes.page import printed, recipes, shows
 
 
 def test_commands_are_a_shells_and_words_are_known() -> None:

@@ -1,0 +1,1 @@
+"""Endurance: memory, descriptors, and slow clients: `python -m tests.trials.soak --help`."""

@@ -1,0 +1,1 @@
+"""Kills and damages of the real tiers: `python -m tests.trials.store --help`."""

@@ -1,1 +1,0 @@
-"""Hostile calls of the API over real sockets: `python -m trials.fuzz --help`."""

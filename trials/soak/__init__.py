@@ -1,1 +1,0 @@
-"""Endurance: memory, descriptors, and slow clients: `python -m trials.soak --help`."""

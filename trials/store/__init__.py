@@ -1,1 +1,0 @@
-"""Kills and damages of the real tiers: `python -m trials.store --help`."""
