@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,12 +62,13 @@ FITS: Final[Mapping[str, tuple[Fit, Fit]]] = {
         (-21.754, -1.393, 0.0, 22.902, 0.0, 10.886, 0.0),
     ),
 }
-"""By what the embedder's name begins with: with all evidence, and without what one passage alone,
-or a search by meaning alone, does not have."""
+"""By the embedder's name: with all evidence, and without what one passage alone, or a search by
+meaning alone, does not have."""
+_DIGEST = re.compile(r"-[0-9a-f]{12}\Z")  # behind the name of a folder that was fetched
 
 
 def fits_of(embedder: str) -> tuple[Fit, Fit] | None:
-    return next((fits for name, fits in FITS.items() if embedder.startswith(name)), None)
+    return FITS.get(_DIGEST.sub("", embedder))
 
 
 def relevance(found: Evidence, embedder: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstitch.retriever import Chunk, ChunkSettings, Document, LocalEmbedder, Passage, Retriever
-from kvstitch.retriever.relevance import FLOOR, Evidence, evidence, relevance, weighty_words
+from kvstitch.retriever.relevance import FITS, FLOOR, Evidence, evidence, relevance, weighty_words
 from kvstitch.retriever.scope import Scope
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -144,6 +144,17 @@ def test_cosines_of_e5_lie_close_together_and_count_all_the_same(name: str) -> N
     near, far = Evidence(0.5, 0.4, 0.87, 0.04), Evidence(0.5, 0.4, 0.80, 0.0)
     assert relevance(far, name) < FLOOR < relevance(near, name)
     assert relevance(far, "unheard of") == relevance(near, "unheard of") > FLOOR
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["multilingual-e5-small-legal", "multilingual-e5-small-legal-773ce23a480d",
+     "all-MiniLM-L6-v2-legal", "my-all-MiniLM-L6-v2", "all-MiniLM-L6-v2-773ce23a480"],
+)  # fmt: skip
+def test_an_embedder_that_was_made_of_a_known_one_is_judged_by_words(name: str) -> None:
+    found = Evidence(0.3, 0.4, 0.87, 0.04)
+    assert relevance(found, name) == relevance(found, "unheard of") < FLOOR
+    assert min(relevance(found, known) for known in FITS) > FLOOR
 
 
 def test_a_word_is_the_rarer_the_fewer_chunks_have_it(retriever: Retriever) -> None:

@@ -58,7 +58,8 @@ def _parts(content: bytes, end: str) -> dict[str, str]:
         return {n: archive.read(n).decode() for n in archive.namelist() if n.endswith(end)}
 
 
-def test_steps_keep_their_numbers() -> None:
+def test_steps_keep_their_numbers_and_items_their_dashes() -> None:
     steps = '<ol start="3"><li><p>Fill it.</p></li><li>Boil it.</li></ol>'
+    steps += "<ul><li><p>A lid.</p></li><li><div>A cap.</div></li></ul>"
     found = epub.parse(make_epub("Book", ["<h1>One</h1>" + steps]), BOUNDS)
-    assert found.text == "# One\n3. Fill it.\n4. Boil it."
+    assert found.text == "# One\n3. Fill it.\n4. Boil it.\n- A lid.\n- A cap."

@@ -75,7 +75,7 @@ class _LineCollector:
         self._line = ""
         self._level = 0  # of the heading around the current text, 0 outside
         self._preformatted = 0
-        self._marker = ""  # number of an item whose text has not begun
+        self._marker = ""  # number or dash of an item whose text has not begun
         self._top = ""  # the first heading of level 1
         self._marks: list[Mark] = []
 
@@ -89,22 +89,25 @@ class _LineCollector:
             else:
                 self._end()
         elif tag in ("td", "th") and not entering:
-            self._line += " | " if self._line else ""
+            self._line += " | " if self._line != self._marker else ""
         elif tag in BLOCKS:
             self._end()
             if tag == "pre":
                 self._preformatted += 1 if entering else -1
             if tag == "li" and entering:
-                marker = node.attributes.get(MARKER)
-                self._line = f"{self._marker}{marker} " if marker else "- "
-                self._marker = self._line if marker else ""
+                self._drop_dash()  # of an item that begins with a list
+                self._line += f"{node.attributes.get(MARKER) or '-'} "
+                self._marker = self._line
             elif tag == "li" and self._marker:  # it has no text
                 self._line = self._marker = ""
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
+                self._drop_dash()
 
     def table(self, table: HtmlTable, bounds: Bounds) -> None:
         self._end()
+        self._line, self._marker = self._marker.removesuffix("- "), ""
+        self._end()  # a number above its table
         for line in table.text(bounds).splitlines():
             self._line = line
             self._end()
@@ -113,6 +116,10 @@ class _LineCollector:
         self._end()
         return ParsedFile("\n".join(self._lines), title or self._top, self._marks)
 
+    def _drop_dash(self) -> None:
+        if self._marker:
+            self._line = self._marker = self._marker.removesuffix("- ")
+
     def _text(self, text: str) -> None:
         text = text.replace(SOFT_HYPHEN, "")
         if self._preformatted:
@@ -120,7 +127,7 @@ class _LineCollector:
             self._line += first
             for line in others:
                 self._end()
-                self._line = line
+                self._line += line
             return
         text = _SPACE.sub(" ", text)
         self._line += text.lstrip() if not self._line or self._line.endswith(" ") else text

@@ -93,12 +93,18 @@ def _span(cell: LexborNode, name: str) -> int:
 def _text(cell: LexborNode) -> str:
     """Return all of a cell on one line; items of lists are set apart by semicolons."""
     parts: list[str] = []
+    last = ""  # character
+    sign: str | None = None  # of an item whose text has not begun
     for entering, node in walk(cell):
         if node.tag == "-text":
-            parts.append(node.text_content or "")
-        elif node.tag == "li" and entering:
-            before = "; " if "".join(parts).strip() else ""
-            parts.append(f"{before}{node.attributes.get(MARKER) or ''} ")
+            text = node.text_content or ""
+            if sign is not None and text.strip():
+                parts.append(f"; {sign}" if last not in ("", ":") else sign)
+                sign = None
+            last = text.strip()[-1:] or last
+            parts.append(text)
+        elif node.tag == "li":
+            sign = f"{sign or ''}{node.attributes.get(MARKER) or ''} " if entering else None
         elif node.tag in _BREAKS:
             parts.append(" ")
     return one_line("".join(parts)).replace(" ;", ";")

@@ -393,6 +393,35 @@ def test_items_of_ordered_lists_keep_their_numbers(lists: str, lines: list[str])
 
 
 @pytest.mark.parametrize(
+    ("lists", "lines"),
+    [
+        ("<ul><li><p>lid</p><p>of tin</p></li>\n<li>\n<div>hose</div></li><li><div><p>cap</ul>",
+         ["- lid", "of tin", "- hose", "- cap"]),
+        ("<ul><li><br>lid<li><p></p><li>&nbsp;<li><p>cap</ul><p>far", ["- lid", "- cap", "far"]),
+        ("<ul><li><blockquote>lid</blockquote><li><pre>\n\na\n  b</pre></ul>",
+         ["- lid", "- a", "  b"]),
+        # Lists within lists: an item that begins with one has a dash no more, a number still.
+        ("<ul><li><p>parts</p><ul><li><p>lid</ul><li><ul><li><p>deep</ul></ul>",
+         ["- parts", "- lid", "- deep"]),
+        ("<ul><li><ol><li><p>Fill<li>Boil</ol></ul>", ["1. Fill", "2. Boil"]),
+        ("<ol><li><ul><li>lid<li>cap</ul><li><p>hose</ol>", ["1. - lid", "- cap", "2. hose"]),
+        # Headings and tables of data keep their form.
+        ("<ul><li><h3>Lid</h3><p>of tin<li><p>cap</ul>", ["### Lid", "of tin", "- cap"]),
+        ("<ul><li><table><tr><td></td><td>lid</td></tr></table></ul>", ["- lid"]),
+        ("<ol><li><table><tr><th>Isle<th>Port<tr><td>Vik<td>Quay</table>far</ol>"
+         "<ul><li><table><tr><th>Isle<th>Port<tr><td>Vik<td>Quay</table>near</ul>",
+         ["1.", "Isle: Vik | Port: Quay", "far", "Isle: Vik | Port: Quay", "near"]),
+        # Lists in cells.
+        ("<table><tr><th>Isle<th>Ports<tr><td>Vik<td>All:<ul><li><p>Quay</p><p>north</p><li><li>"
+         "<div>Pier</div><ol><li><p>old</ol><li><ul><li>Dock</ul></ul></table>",
+         ["Isle: Vik | Ports: All: Quay north; Pier; 1. old; Dock"]),
+    ],
+)  # fmt: skip
+def test_items_of_paragraphs_keep_their_dashes(lists: str, lines: list[str]) -> None:
+    assert page(lists).text.splitlines() == lines
+
+
+@pytest.mark.parametrize(
     ("table", "rows", "unclosed"),
     [
         ('Part,Price\nhose,"3\npipe,4', ['Part: hose | Price: "3', "Part: pipe | Price: 4"], ["2"]),
