@@ -29,16 +29,10 @@ settings.load_profile("same")
 
 # What starts processes: files of few tests that take longest.
 FIRST = (
-    "tests/e2e/",
-    "tests/loadtest/",
-    "tests/ops/",
-    "tests/demo/",
-    "tests/benchmarks/gpu/",
-    "plugins/gguf/",
-    "plugins/tune/",
-    "tests/service/worker/test_process.py",
-    "tests/service/worker/test_shared_process.py",
-)
+    "tests/e2e/", "tests/loadtest/", "tests/ops/", "tests/demo/", "tests/benchmarks/gpu/",
+    "plugins/gguf/", "plugins/tune/", "plugins/vllm/", "plugins/s3/tests_s3/test_sealed.py",
+    "tests/service/worker/test_process.py", "tests/service/worker/test_shared_process.py",
+)  # fmt: skip
 
 # They ask the service that tests/e2e/conftest.py starts for a whole session: one process has it.
 ONE_SERVICE = tuple(

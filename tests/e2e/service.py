@@ -84,18 +84,12 @@ class Service:
         """Start both processes and wait until requests are served."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
-        command = [
-            *preloaded.python(),
-            "-m",
-            "kvstitch.service.cli",
-            "serve",
-            "--port",
-            str(self.port),
-        ]
+        serve = ("-m", "kvstitch.service.cli", "serve", "--port", str(self.port))
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+                [*preloaded.python(), *serve],
+                stdout=log, stderr=log, env=environment, start_new_session=True,
+            )  # fmt: skip
         self.wait_ready()
 
     def wait_ready(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -21,14 +22,19 @@ from typing import NoReturn
 
 # The worker's first: torch reads how its threads wait when it is loaded.
 PRELOADED = (
-    "kvstitch.service.worker.__main__",
-    "kvstitch.service.gateway.server",
+    "kvstitch.service.worker.__main__", "kvstitch.service.gateway.server",
     "kvstitch.service.cli.serve",
-    "mcp.server.streamable_http_manager",
-    "uvicorn.loops.auto",
-    "uvicorn.protocols.http.auto",
-    "uvicorn.protocols.websockets.auto",
-)
+    # What plugins import when the command line and the gateway ask them.
+    "kvstitch_audit.command", "kvstitch_audit.part", "kvstitch_dify.route",
+    "kvstitch_doctor.command", "kvstitch_gguf.command", "kvstitch_gguf.named_embedders",
+    "kvstitch_mcp.command", "kvstitch_mcp.route", "kvstitch_mcp.tools", "kvstitch_messages.route",
+    "kvstitch_oidc.part", "kvstitch_ray.bulk.command", "kvstitch_ray.cluster.command",
+    "kvstitch_tune.command", "kvstitch_web.command", "anyio._backends._asyncio",
+    "mcp.server.streamable_http_manager", "uvicorn.lifespan.on", "uvicorn.loops.asyncio",
+    "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto",
+    # torch's operations on the meta device, where models are built, import sympy.
+    "torch.fx.experimental.symbolic_shapes",
+)  # fmt: skip
 STREAMS = 3
 MOST_FILES = 4096
 
@@ -144,11 +150,18 @@ def main() -> None:
     sys.executable = sys.argv[2]  # what a service starts is forked here, too
     for module in PRELOADED:
         importlib.import_module(module)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     from kvstitch.service.worker.model.load import lean_import
 
     with lean_import():  # as a worker does when it loads one
+        import transformers.models.llama.modeling_llama  # noqa: F401
         import transformers.models.qwen2.modeling_qwen2  # noqa: F401
-
+    # A thousand regular expressions, which the first model of a process has compiled.
+    get_checkpoint_conversion_mapping("llama")
+    # What is here is left out of every child's searches for garbage, and its pages stay shared.
+    gc.collect()
+    gc.freeze()
     Parent(listening).run()
 
 
