@@ -108,12 +108,7 @@ class TieredStore:
         return new and led
 
     def read(
-        self,
-        key: str,
-        expect: ChunkSpec | None = None,
-        owner: str = "",
-        *,
-        tier: str | None = None,
+        self, key: str, expect: ChunkSpec | None = None, owner: str = "", *, tier: str | None = None
     ) -> ReadOutcome:
         """Read from the first tier with an intact copy, and copy it into the faster tiers; those
         before `tier`, where `locate` found it, are not asked again."""
@@ -138,12 +133,7 @@ class TieredStore:
         )
 
     def put_extra(
-        self,
-        key: str,
-        name: str,
-        version: int,
-        tensors: Mapping[str, Tensor],
-        owner: str = "",
+        self, key: str, name: str, version: int, tensors: Mapping[str, Tensor], owner: str = ""
     ) -> bool:
         """Store extra tensors beside a chunk, in place of older ones with that name."""
         require_chunk_key(key)

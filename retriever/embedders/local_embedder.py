@@ -7,7 +7,8 @@ default model is all-MiniLM-L6-v2; any folder in the layout of sentence-transfor
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,10 +41,13 @@ class LocalEmbedder:
         *,
         name: str | None = None,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        importing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`importing`: in what transformers is imported, which may leave out parts of it."""
         self._path = None if path is None else Path(path)
         self._name = name
         self._dtype = dtype
+        self._importing = importing
         self._loading = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -66,7 +70,9 @@ class LocalEmbedder:
     def start(self) -> None:
         """Load the model on the CPU."""
         with self._loading:
-            if self._loaded is None:
+            if self._loaded is not None:
+                return
+            with self._importing():
                 self._loaded = _Loaded(SentenceModelFolder.read(self._path), _dtype(self._dtype))
 
     def close(self) -> None:

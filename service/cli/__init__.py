@@ -15,14 +15,7 @@ from itertools import chain
 
 from kvstitch.client import errors
 from kvstitch.service import __version__
-from kvstitch.service.cli import (
-    administration,
-    ask,
-    configuration,
-    encryption,
-    serve,
-    status,
-)
+from kvstitch.service.cli import administration, ask, configuration, encryption, serve, status
 from kvstitch.service.cli.documents import documents, ingest, jobs
 from kvstitch.service.cli.options import DEFAULT_URL, WrongArgument, as_command_error
 from kvstitch.service.cli.output import report_error

@@ -138,11 +138,7 @@ def _containing(own: Schema, out: Schema, note: Any) -> Schema:
         note("contains")
         return out
     first = both(out.get("items", True), own["contains"])
-    return {
-        **out,
-        "prefixItems": [first] * least,
-        "minItems": max(least, out.get("minItems", 0)),
-    }
+    return {**out, "prefixItems": [first] * least, "minItems": max(least, out.get("minItems", 0))}
 
 
 def _subsets(out: Schema) -> Schema | None:

@@ -152,7 +152,7 @@ def main() -> None:
         importlib.import_module(module)
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    from kvstitch.service.worker.model.load import lean_import
+    from kvstitch.service.shared.lean_import import lean_import
 
     with lean_import():  # as a worker does when it loads one
         import transformers.models.llama.modeling_llama  # noqa: F401

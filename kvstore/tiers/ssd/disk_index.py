@@ -26,12 +26,7 @@ from pathlib import Path
 
 from kvstitch.kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
 from kvstitch.kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
-from kvstitch.kvstore.tiers.ssd.directory_scan import (
-    EXTRA_SUFFIX,
-    SUFFIX,
-    StoredFile,
-    chunk_path,
-)
+from kvstitch.kvstore.tiers.ssd.directory_scan import EXTRA_SUFFIX, SUFFIX, StoredFile, chunk_path
 from kvstitch.kvstore.tiers.ssd.file_io import FILE_MODE, is_regular, open_regular
 
 ACCOUNT = ".used"

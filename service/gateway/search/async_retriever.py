@@ -35,6 +35,7 @@ from kvstitch.service.gateway.data_folder import DiskGuard, not_usable
 from kvstitch.service.gateway.search.embedder_advice import DEFAULT, MULTILINGUAL, EmbedderAdvice
 from kvstitch.service.gateway.search.search_query import service_error
 from kvstitch.service.settings import Settings
+from kvstitch.service.shared.lean_import import lean_import
 from kvstitch.service.shared.resources import behind_answers, give_back
 
 P = ParamSpec("P")
@@ -239,7 +240,12 @@ def make_embedder(settings: Settings) -> Embedder:
             revision=settings.embedder_revision,
             api_key=settings.embedder_key or None,
         )
-    return LocalEmbedder(named_folder(settings), dtype=settings.embedder_dtype)
+    return local_embedder(settings, named_folder(settings))
+
+
+def local_embedder(settings: Settings, folder: Path | None) -> LocalEmbedder:
+    """Return one that runs in this process; not started."""
+    return LocalEmbedder(folder, dtype=settings.embedder_dtype, importing=lean_import)
 
 
 def named_folder(settings: Settings) -> Path | None:
@@ -251,7 +257,7 @@ def named_folder(settings: Settings) -> Path | None:
 def multilingual_embedder(settings: Settings) -> Embedder | None:
     """Return the embedder for many languages that was fetched last, started; None: none was."""
     for folder in sorted(settings.model_cache.glob(f"{MULTILINGUAL}-*"))[-1:]:
-        made = LocalEmbedder(folder, dtype=settings.embedder_dtype)
+        made = local_embedder(settings, folder)
         try:
             made.start()
         except EmbedderUnsupported as error:
@@ -266,7 +272,7 @@ def former_embedder(settings: Settings, space: EmbeddingSpace) -> Embedder | Non
     fetched or beside `embedder`; None: it is not there."""
     beside = settings.model_cache, Path(settings.embedder or settings.model_cache / "none").parent
     for folder in (None, *(place / space.name for place in beside)):
-        made = LocalEmbedder(folder, dtype=settings.embedder_dtype)
+        made = local_embedder(settings, folder)
         try:
             made.start()
         except EmbedderUnsupported:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import transformers.utils
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
-from transformers.utils import import_utils
 
 from kvstitch.kvstore.format.chunk_identity import DTYPES
 from kvstitch.service.errors import ModelRefused
+from kvstitch.service.shared.lean_import import lean_import
 from kvstitch.service.shared.resources import free_memory
 from kvstitch.service.worker.kernels.cpu import native
 from kvstitch.service.worker.model.decoder import DecoderModel
@@ -35,10 +30,6 @@ from kvstitch.service.worker.model.kept_weights import quantise_once
 from kvstitch.service.worker.model.projection import compute_in_fp32, quantise
 
 log = logging.getLogger("kvstitch.worker")
-
-_DYNAMO = "torch._dynamo"
-_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
-_UNUSED = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
 
 def load(
@@ -236,39 +227,3 @@ def set_threads(threads: int) -> None:
     """Set the number of intra-op threads of this process; 0 leaves torch's default."""
     if threads:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def lean_import() -> Iterator[None]:
-    """Import transformers' model files without compilers and libraries that serving never uses."""
-    with ExitStack() as stack:
-        for module in (transformers.utils, import_utils):
-            for name in _UNUSED:
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, lambda: False))
-        if _DYNAMO not in sys.modules:
-            for name, module in _stand_ins().items():
-                sys.modules[name] = module
-                stack.callback(sys.modules.pop, name)
-        yield
-
-
-def _stand_ins() -> dict[str, ModuleType]:
-    dynamo, masks = ModuleType(_DYNAMO), ModuleType(_MASKS)
-    vars(dynamo).update(__path__=[], __getattr__=lambda name: _undecorated)
-    vars(masks).update(TransformGetItemToIndex=_WhenNeeded)
-    return {_DYNAMO: dynamo, _MASKS: masks}
-
-
-def _undecorated(function: Any = None, *_args: Any, **_options: Any) -> Any:
-    """Leave a function as it is, as a decorator with arguments or without."""
-    return function if callable(function) else _undecorated
-
-
-class _WhenNeeded:
-    """Stands for transformers.masking_utils.TransformGetItemToIndex until one is made."""
-
-    def __new__(cls) -> Any:
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-        return TransformGetItemToIndex()

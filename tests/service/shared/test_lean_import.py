@@ -1,4 +1,5 @@
-"""Loading a model imports no compiler, and leaves everything as importable as it was."""
+"""Loading models, of a worker and of a gateway that embeds, imports no compiler, and leaves
+everything as importable as it was."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ PROGRAM = """
 import sys
 from importlib.util import find_spec
 
+from kvstitch.service.gateway.search.async_retriever import make_embedder
+from kvstitch.service.settings import load as settings
 from kvstitch.service.worker.forward import selfcheck
 from kvstitch.service.worker.model.load import load
 
+make_embedder(settings(embedder="")).start()
 for folder in sys.argv[1:]:
     selfcheck.check(load(folder, device="cpu"))  # asks the model of transformers itself
 unused = {"torch._dynamo", "torch.distributed.tensor", "scipy"}
