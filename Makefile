@@ -54,8 +54,9 @@ programs:
 # two cores, because a test of a service waits longer than it computes.
 test: export OMP_NUM_THREADS := 1
 test: tools
-	# With Triton these do more than be skipped; services would only start slower with it.
-	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 -m "not slow" plugins/gpu/tests_gpu/kernels
+	# With Triton these do more than be skipped; services would only start slower with it. By files,
+	# because what is interpreted is one run for a whole file.
+	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 2 --dist loadfile -m "not slow" plugins/gpu/tests_gpu/kernels
 	$(VENV)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # What takes minutes each, and the combinations that `make test` leaves out.

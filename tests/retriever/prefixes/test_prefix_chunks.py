@@ -354,15 +354,15 @@ def test_a_chunk_stands_behind_its_readers_and_everybody_s_only(
         for readers in READERS
     ]
     retriever.ingest(docs)
-    behind = {doc.doc_id: choose(retriever, doc.doc_id, kind) for doc in docs}
+    asked = docs[:: each // 6 or 1]  # one in five of a whole group
+    behind = {doc.doc_id: choose(retriever, doc.doc_id, kind) for doc in asked}
     assert all(len(others) >= 2 for others in behind.values())
-    for doc in docs:
-        found = {readers_of(retriever, other) for other in behind[doc.doc_id]}
-        assert found <= {"", doc.readers}
+    for name, others in behind.items():
+        found = {readers_of(retriever, other) for other in others}
+        assert found <= {"", name.partition("-")[0]}
     restricted = [others for name, others in behind.items() if not name.startswith("-")]
-    assert any(readers_of(retriever, other) for others in restricted for other in others) or (
-        each == 2
-    ), "its own group's, too"
+    own = any(readers_of(retriever, other) for others in restricted for other in others)
+    assert own or each == 2, "its own group's, too"
 
 
 def test_a_group_too_small_for_primers_has_everybody_s(open_retriever: OpenRetriever) -> None:
@@ -416,7 +416,7 @@ def test_nobody_s_text_stands_before_what_they_may_not_change(
     }
     retriever.ingest(of.values())
     stood = 0
-    for doc in of.values():
+    for doc in list(of.values())[:: each // 6 or 1]:  # one in five of a whole group
         for other in filter(None, choose(retriever, doc.doc_id, kind)):
             before = of[other]
             assert before.readers in ("", doc.readers)
