@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,9 +26,13 @@ from benchmarks.quality.prompt_file import of_file, tokenizer_of
 from benchmarks.quality.records import Records
 from kvstitch.service.errors import InvalidRequest, KvstitchError
 from kvstitch.service.worker.api import load_model, model_fingerprint
+from kvstitch_lora.load import add_lora
 from kvstitch_tune.case import NEXT
 from kvstitch_tune.prompts import Prompt
 from kvstitch_tune.records import describe
+
+ADAPTER = "chunks"
+"""Name of the adapter that documents are computed with."""
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -41,6 +46,11 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--only", nargs="+", default=["*"], help="configurations by name, with wildcards"
+    )
+    parser.add_argument(
+        "--adapter",
+        type=Path,
+        help="a LoRA adapter's folder: documents but the first are computed with it",
     )
     parser.add_argument("--fresh", action="store_true", help="discard this model's records")
     parser.add_argument("--dtype", default="float32")
@@ -57,6 +67,8 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     try:
         decoder = load_model(str(args.model), dtype=args.dtype, device=args.device)
+        if args.adapter is not None:
+            add_lora(decoder, ADAPTER, args.adapter)
         prompts = of_file(args.model, args.prompts)
         _check_lengths(prompts, decoder.max_context)
     except (KvstitchError, OSError) as error:
@@ -65,6 +77,9 @@ def main(given: Sequence[str] | None = None) -> int:
     tokenizer = tokenizer_of(args.model)
     modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
     configurations = [*real(), *behind(modes)]
+    if args.adapter is not None:
+        own = decoder.loras[ADAPTER].info.fingerprint
+        configurations = [replace(c, adapter=own) for c in configurations if c.reads_cache]
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]
@@ -83,7 +98,13 @@ def main(given: Sequence[str] | None = None) -> int:
     }
     records.note(configurations, facts)
     longest = max(p.tokens for p in prompts)
-    measurer = Measurer(decoder, tokenizer.decode, longest=longest, together=args.together)
+    measurer = Measurer(
+        decoder,
+        tokenizer.decode,
+        longest=longest,
+        together=args.together,
+        adapter=ADAPTER if args.adapter is not None else "",
+    )
     made = measure_all(measurer, prompts, configurations, records)
     print(f"{made} new records in {records.path}")
     return 0

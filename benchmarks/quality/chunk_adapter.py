@@ -1,6 +1,6 @@
 """Trains a LoRA on the K and V projections for chunks that are computed alone, and measures it.
 
-    python -m benchmarks.quality.chunk_adapter --model FOLDER --out FOLDER --steps 1500
+    python -m benchmarks.quality.chunk_adapter --model FOLDER --out FOLDER --steps 1500 --primer
 
 The adapter is used for a chunk's rows while the chunk is computed, never for questions and answers,
 so a request runs the model as it is. Full prefill of the same prompt is the teacher: KL of the next
@@ -11,23 +11,27 @@ and not one another. One pass computes everything, at the positions that stitchi
     S P S' C1 … Cn Q1 A1 … Qn An    chunks see S, a primer P, if any, and themselves;
                                     questions see S', all chunks and themselves
 
-The last hundred questions and their passages are kept for measuring, along full prefill's greedy
-answers of 16 tokens. The adapter lies in adapter.pt after every hundred steps; without --steps a
-kept one is measured. Fusion that computes rows anew is not measured here.
+With --primer chunks are trained behind the three passages that are nearest besides. The last
+hundred questions and their passages are kept for measuring, along full prefill's greedy answers of
+16 tokens. The adapter is written as PEFT does it after every twenty steps, and a run begins with
+what is there; without --steps it is measured. `python -m benchmarks.quality --adapter` measures it
+behind several primers, and with fusion that computes rows anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,6 +43,7 @@ from kvstitch_tune.statistics import Bootstrap
 from kvstitch_tune.trial import divergence
 
 PASSAGES, PRIMER, KEPT, ANSWER = 6, 3, 100, 16
+WEIGHTS = "adapter_model.safetensors"
 QUESTION_WEIGHT, RATE, WARM_UP = 0.2, 1e-3, 10
 INSTRUCTION = "Answer the question using the passages below. Answer briefly.\n\n"
 Ids = list[int]
@@ -61,16 +66,35 @@ class Adapted(nn.Module):
         return y if Adapted.use is None else y + Adapted.use * (x @ self.down.T @ self.up.T)
 
 
-def adapt(model: Any, rank: int) -> list[nn.Parameter]:
-    """Adapt K and V of every layer; return what is to be trained."""
+def adapt(model: Any, rank: int) -> dict[str, nn.Parameter]:
+    """Adapt K and V of every layer; return what is to be trained, by its names in PEFT's files."""
     model.requires_grad_(False)
-    made = []
-    for layer in model.model.layers:
+    made = {}
+    for number, layer in enumerate(model.model.layers):
         for name in ("k_proj", "v_proj"):
             adapted = Adapted(getattr(layer.self_attn, name), rank)
             setattr(layer.self_attn, name, adapted)
-            made += [adapted.down, adapted.up]
+            module = f"base_model.model.model.layers.{number}.self_attn.{name}"
+            made[f"{module}.lora_A.weight"] = adapted.down
+            made[f"{module}.lora_B.weight"] = adapted.up
     return made
+
+
+def write(folder: Path, parameters: Mapping[str, nn.Parameter], rank: int, base: str) -> None:
+    """Write the adapter as PEFT does it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["k_proj", "v_proj"],
+        "base_model_name_or_path": base,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    save_file({name: each.detach() for name, each in parameters.items()}, folder / WEIGHTS)
+
+
+def read(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Give the parameters the values that were written."""
+    for name, value in load_file(folder / WEIGHTS).items():
+        parameters[name].data.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -187,30 +211,36 @@ class Prompts:
 
 
 def train(
-    model: Any, parameters: list[nn.Parameter], prompts: Prompts, steps: int
+    model: Any, parameters: Sequence[nn.Parameter], prompts: Prompts, steps: int, *, primer: bool
 ) -> Iterator[int]:
-    """Train, and yield the number of every hundredth step."""
-    optimiser, near = (
-        torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0),
-        prompts.near(prompts.train),
-    )
+    """Train, and yield the number of every twentieth step."""
+    optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    near = prompts.near(prompts.train)
     for step in range(1, steps + 1):
         place = step % len(near)
         drawn = prompts.passages(prompts.train[place], near[place])
+        others = [each for each in near[place] if each not in drawn][:PRIMER] if primer else []
+        before = [i for each in others[::-1] for i in prompts.chunk(each)]
+        chunks = [prompts.chunk(each) for each in drawn]
         asked = [prompts.question(each, each.answers[0]) for each in drawn]
-        layout = Layout.of(prompts.system, [], [prompts.chunk(each) for each in drawn], asked)
+        layout = Layout.of(prompts.system, before, chunks, asked)
+        taught = Layout.of(prompts.system, [], chunks, asked)
         rows, weights = layout.rows(questions=True)
         with torch.no_grad():
-            wanted = logits(model, layout, rows, full=True, adapted=False).log_softmax(-1)
+            wanted = logits(
+                model, taught, taught.rows(questions=True)[0], full=True, adapted=False
+            ).log_softmax(-1)
         own = logits(model, layout, rows, full=False, adapted=True).log_softmax(-1)
         kl = (wanted.exp() * (wanted - own)).sum(-1)
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, step / WARM_UP)
         optimiser.zero_grad()
-        ((kl * weights).sum() / weights.sum()).backward()  # type: ignore[no-untyped-call]
+        loss = (kl * weights).sum() / weights.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        if step % 100 == 0 or step == steps:
+        if step % 20 == 0 or step == steps:
+            print(f"{step} steps, the last one's loss {loss:.4f}", file=sys.stderr, flush=True)
             yield step
 
 
@@ -248,6 +278,7 @@ def main() -> int:
     add("--model", type=Path, required=True, help="a model folder")
     add("--out", type=Path, required=True, help="a folder for the adapter")
     add("--steps", type=int, default=0)
+    add("--primer", action="store_true", help="train behind three passages")
     add("--rank", type=int, default=16)
     add("--questions", type=int, default=20, help="that are measured")
     add("--threads", type=int, default=1)
@@ -258,15 +289,13 @@ def main() -> int:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     parameters = adapt(model, args.rank)
     prompts = Prompts(AutoTokenizer.from_pretrained(args.model), args.seed)
-    kept = args.out / "adapter.pt"
-    for step in train(model, parameters, prompts, args.steps):
-        args.out.mkdir(parents=True, exist_ok=True)
-        torch.save([each.detach() for each in parameters], kept)
-        print(f"{step} steps", file=sys.stderr, flush=True)
-    if not kept.exists():
-        parser.error(f"{kept} is not there: give --steps")
-    for parameter, value in zip(parameters, torch.load(kept), strict=True):
-        parameter.data.copy_(value)
+    if (args.out / WEIGHTS).exists():
+        read(args.out, parameters)
+    elif not args.steps:
+        parser.error(f"{args.out / WEIGHTS} is not there: give --steps")
+    trained = [*parameters.values()]
+    for _ in train(model, trained, prompts, args.steps, primer=args.primer):
+        write(args.out, parameters, args.rank, str(args.model))
     for name, values in measure(model, prompts, args.questions).items():
         kl = Bootstrap(len(values)).mean(values)
         print(f"{name}: KL {kl.mean:.4f} [{kl.low:.4f}, {kl.high:.4f}], {len(values)} questions")

@@ -62,6 +62,7 @@ class Configuration:
         variant: what else differs from the family's standard.
         prefix_mode: what chunks are precomputed behind.
         codec: that chunks are stored with.
+        adapter: fingerprint of the LoRA adapter that documents but the first are computed with.
     """
 
     family: str
@@ -70,11 +71,13 @@ class Configuration:
     variant: str = ""
     prefix_mode: str = "system"
     codec: str = "raw"
+    adapter: str = ""
 
     @property
     def name(self) -> str:
         codec = "" if self.codec == "raw" else self.codec
-        parts = (self.family, self.variant, self.amount, self.prefix_mode, codec)
+        adapted = f"adapter {self.adapter[:6]}" if self.adapter else ""
+        parts = (self.family, self.variant, self.amount, self.prefix_mode, codec, adapted)
         return " ".join(part for part in parts if part)
 
     @property
@@ -84,6 +87,7 @@ class Configuration:
         Comments and the engine's code are not included.
         """
         text = f"{self.method!r} {self.prefix_mode} {self.codec} {_code(type(self.method))}"
+        text += self.adapter
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def run(self, case: Case) -> PrefillResult:

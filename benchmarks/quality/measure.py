@@ -58,6 +58,7 @@ class Measurer:
         decode: turns answer ids into text, for prompts with known answers.
         longest: tokens of the longest prompt.
         together: configurations that are held in memory at the same time.
+        adapter: LoRA adapter that documents but the first are computed with.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class Measurer:
         *,
         longest: int,
         together: int = TOGETHER,
+        adapter: str = "",
     ) -> None:
         self._decoder = decoder
         self._decode = decode
         self._together = together
+        self._adapter = adapter
         self._clock = time.process_time if decoder.device.type == "cpu" else time.perf_counter
         self._parts = part_store()
         self._pool = kv_pool(decoder, (longest + NEXT + 1) * together)
@@ -78,7 +81,7 @@ class Measurer:
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
         """Records in the order of `configurations`."""
-        store = SegmentStore(self._decoder, self._parts)
+        store = SegmentStore(self._decoder, self._parts, adapter=self._adapter)
         reference = self._reference(prompt, store)
         records: list[Record] = []
         for start in range(0, len(configurations), self._together):

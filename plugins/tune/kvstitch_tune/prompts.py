@@ -164,10 +164,12 @@ class SegmentStore:
 
     Args:
         parts: Shared by the stores of all prompts of this model.
+        adapter: Name of a LoRA adapter that all documents but the first are computed with.
     """
 
-    def __init__(self, decoder: DecoderModel, parts: MemoryTier) -> None:
+    def __init__(self, decoder: DecoderModel, parts: MemoryTier, *, adapter: str = "") -> None:
         self._decoder = decoder
+        self._adapter = adapter
         # A reference both ways would keep the KV of many prompts until the next collection of
         # garbage, which comes rarely.
         read = WeakMethod(self._read)
@@ -209,10 +211,14 @@ class SegmentStore:
     def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
         ids = prompt.documents[number]
         behind = prompt.behind.get(prefix_mode)
-        if behind is None:
-            return self._addressing.document(ids, prefix_mode, prompt.system, "")
-        mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
-        return self._addressing.document(ids, mode, prompt.system, "", behind[number])
+        mode, before = prefix_mode, []
+        if behind is not None:
+            mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
+            before = behind[number]
+        address = self._addressing.document(ids, mode, prompt.system, "", before)
+        if not self._adapter or number == 0:
+            return address
+        return replace(address, key=f"{address.key}-{self._adapter}", lora=self._adapter)
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))

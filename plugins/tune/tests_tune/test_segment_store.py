@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 from weakref import ref
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from kvstitch.service.worker.api import Addressing, ChunkPrefill, DecoderModel
 from kvstitch_tune.prompts import Prompt, SegmentStore, compute_chunk, part_store
+from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.model.families.test_hybrids import hybrid
-from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
+from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny, tiny_config
 
 BEHIND = [[], [[tuple(D3)]]]
 PROMPT = Prompt("", tuple(S), (tuple(D1), tuple(D2)), tuple(Q), (), {"primer": BEHIND})
@@ -45,6 +47,21 @@ def test_a_chunk_is_computed_once_for_all_stages(decoder: DecoderModel, mode: st
     first = SegmentStore(decoder, parts).segments(PROMPT, mode, "raw")
     later = SegmentStore(decoder, parts).segments(replace(PROMPT, question=(5, 6)), mode, "raw")
     assert all(one is two for one, two in zip(first, later, strict=True))
+
+
+@torch.inference_mode()
+def test_an_adapter_changes_all_documents_but_the_first(tmp_path: Path) -> None:
+    model = random_model(tiny_config("llama"))
+    decoder = with_loras(model, own=write_lora(tmp_path, model, modules=("k_proj",))).decoder
+    plain, adapted = (
+        SegmentStore(decoder, part_store(), adapter=name).segments(PROMPT, "primer", "raw")
+        for name in ("", "own")
+    )
+    same = []
+    for one, two in zip(plain, adapted, strict=True):
+        assert one is not None and two is not None
+        same.append(torch.equal(one.layer(0)[0], two.layer(0)[0]))
+    assert same == [True, True, False]
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
