@@ -50,7 +50,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--adapter",
         type=Path,
-        help="a LoRA adapter's folder: documents but the first are computed with it",
+        help="a LoRA adapter's folder: also with documents but the first computed with it",
     )
     parser.add_argument("--fresh", action="store_true", help="discard this model's records")
     parser.add_argument("--dtype", default="float32")
@@ -79,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
     configurations = [*real(), *behind(modes)]
     if args.adapter is not None:
         own = decoder.loras[ADAPTER].info.fingerprint
-        configurations = [replace(c, adapter=own) for c in configurations if c.reads_cache]
+        configurations += [replace(c, adapter=own) for c in configurations if c.reads_cache]
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]

@@ -58,7 +58,7 @@ class Measurer:
         decode: turns answer ids into text, for prompts with known answers.
         longest: tokens of the longest prompt.
         together: configurations that are held in memory at the same time.
-        adapter: LoRA adapter that documents but the first are computed with.
+        adapter: name of the LoRA adapter of configurations that have one.
     """
 
     def __init__(
@@ -81,12 +81,17 @@ class Measurer:
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
         """Records in the order of `configurations`."""
-        store = SegmentStore(self._decoder, self._parts, adapter=self._adapter)
-        reference = self._reference(prompt, store)
+        stores = {
+            name: SegmentStore(self._decoder, self._parts, adapter=name)
+            for name in ("", self._adapter)
+        }
+        reference = self._reference(prompt, stores[""])
         records: list[Record] = []
         for start in range(0, len(configurations), self._together):
             runs = [
-                self._prefill(configuration, prompt, store)
+                self._prefill(
+                    configuration, prompt, stores[self._adapter if configuration.adapter else ""]
+                )
                 for configuration in configurations[start : start + self._together]
             ]
             records += self._records(prompt, runs, reference)
