@@ -18,11 +18,11 @@ _ONE_AT_A_TIME = threading.Lock()
 @contextmanager
 def lean_import() -> Iterator[None]:
     """Import transformers' model files without compilers and libraries that serving never uses."""
-    import transformers.utils
-    from transformers.utils import import_utils
+    import torch  # noqa: F401  whole, before parts of it seem to be there
+    import transformers.utils.import_utils
 
     with _ONE_AT_A_TIME, ExitStack() as stack:
-        for module in (transformers.utils, import_utils):
+        for module in (transformers.utils, transformers.utils.import_utils):
             for name in _UNUSED:
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda: False))

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 
 from kvstitch.service.gateway.search.async_retriever import make_embedder
 from kvstitch.service.settings import load as settings
+make_embedder(settings(embedder="")).start()
 from kvstitch.service.worker.forward import selfcheck
 from kvstitch.service.worker.model.load import load
 
-make_embedder(settings(embedder="")).start()
 for folder in sys.argv[1:]:
     selfcheck.check(load(folder, device="cpu"))  # asks the model of transformers itself
 unused = {"torch._dynamo", "torch.distributed.tensor", "scipy"}
