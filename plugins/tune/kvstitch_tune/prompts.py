@@ -211,11 +211,11 @@ class SegmentStore:
     def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
         ids = prompt.documents[number]
         behind = prompt.behind.get(prefix_mode)
-        mode, before = prefix_mode, []
-        if behind is not None:
+        if behind is None:
+            address = self._addressing.document(ids, prefix_mode, prompt.system, "")
+        else:
             mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
-            before = behind[number]
-        address = self._addressing.document(ids, mode, prompt.system, "", before)
+            address = self._addressing.document(ids, mode, prompt.system, "", behind[number])
         if not self._adapter or number == 0:
             return address
         return replace(address, key=f"{address.key}-{self._adapter}", lora=self._adapter)
