@@ -59,6 +59,9 @@ def main(given: Sequence[str] | None = None) -> int:
         default="all",
         help="asked: ingest only those that the questions are about, for a first look",
     )
+    parser.add_argument(
+        "--exact-below", type=float, nargs="+", default=[], help="ask with these values, too"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(given)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def main(given: Sequence[str] | None = None) -> int:
             known = {record.question for record in read(answers)}
             for number, question in enumerate(asked, start=1):
                 if question.question not in known:
-                    append(answers, ask(client, question))
+                    append(answers, ask(client, question, args.exact_below))
                 print(f"\r{number}/{len(asked)} questions ", end="", file=sys.stderr, flush=True)
     except (InvalidRequest, KvstitchError, ServiceError, NotIngested) as error:
         print(error, file=sys.stderr)

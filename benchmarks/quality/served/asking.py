@@ -1,12 +1,12 @@
-"""Asks one question twice over HTTP, and records what came back: one line of JSON a question."""
+"""Asks one question in several ways over HTTP, and records what came back, a line of JSON each."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,9 @@ class Served:
         recomputed: rows of stored documents that were computed, over the prompt's.
         behind: for each passage, chunks that its stored KV was computed behind.
         tiers: for each passage, where its KV came from.
+        operations: of the prompt, over a full prefill's, with what was computed in full.
+        taken_over: whether the answer was full prefill's from one of its tokens on.
+        total_s: seconds to the end of the answer, as the service reports it.
     """
 
     text: str
@@ -42,15 +45,19 @@ class Served:
     recomputed: float
     behind: Sequence[int]
     tiers: Sequence[str]
+    operations: float = 0.0
+    taken_over: bool = False
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Record:
-    """A question with both answers.
+    """A question with its answers.
 
     Attributes:
         file: the document that answers.
         passages: of the prompt, in its order: document and first character.
+        exact: the answers with `exact_below`, by its value.
     """
 
     question: str
@@ -58,6 +65,7 @@ class Record:
     passages: Sequence[tuple[str, int]]
     default: Served
     full: Served
+    exact: Mapping[str, Served] = field(default_factory=dict)
 
     @property
     def of_one_document(self) -> int:
@@ -69,11 +77,12 @@ class Record:
         raw = json.loads(line)
         passages = [(document, start) for document, start in raw["passages"]]
         default, full = Served(**raw["default"]), Served(**raw["full"])
-        return cls(raw["question"], raw["file"], passages, default, full)
+        exact = {value: Served(**one) for value, one in raw.get("exact", {}).items()}
+        return cls(raw["question"], raw["file"], passages, default, full, exact)
 
 
-def ask(client: Client, asked: Asked) -> Record:
-    """Both answers to a question.
+def ask(client: Client, asked: Asked, exact_below: Sequence[float] = ()) -> Record:
+    """The answers to a question: with defaults, full prefill's, and one for each `exact_below`.
 
     Raises:
         KvstitchError: the service refused or failed.
@@ -82,7 +91,11 @@ def ask(client: Client, asked: Asked) -> Record:
     full, others = _answer(client, asked, FULL)
     if passages != others:
         raise UnexpectedResponse(f"two searches for {asked.question!r} found other passages")
-    return Record(asked.question, asked.file, passages, default, full)
+    exact = {}
+    for value in exact_below:
+        options: GenerateOptions = {"exact_below": value, "prefix_cache": False}
+        exact[f"{value:g}"], _ = _answer(client, asked, options)
+    return Record(asked.question, asked.file, passages, default, full, exact)
 
 
 def append(path: Path, record: Record) -> None:
@@ -117,5 +130,8 @@ def _answer(
         recomputed=cache.recomputed_ratio,
         behind=[document.behind for document in cache.documents],
         tiers=[document.tier for document in cache.documents],
+        operations=cache.flops / cache.full_prefill_flops,
+        taken_over=cache.exact_from is not None,
+        total_s=answer.timing.total_s,
     )
     return served, [(c.doc_id, c.char_start) for c in answer.citations]

@@ -4,7 +4,7 @@ one document."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 
 from benchmarks.common.markdown import percent, table
 from benchmarks.quality.served.asking import Record
@@ -31,6 +31,10 @@ def page(title: str, records: Sequence[Record]) -> str:
     head = ["prompts", "number", "found", "full prefill right", "default right", "lost", "won",
             "same", "TTFT"]  # fmt: skip
     parts = [f"# {title}\n", _about(records), LEGEND, table(head, rows)]
+    if values := sorted({value for record in records for value in record.exact}, key=float):
+        head = ["exact_below, nats", "prompts", "right", "same", "taken over", "operations",
+                "seconds of the answer over full prefill's"]  # fmt: skip
+        parts.append(table(head, [_exact_row(value, records) for value in ("0", *values)]))
     differing = [record for record in records if record.default.right != record.full.right]
     if differing:
         answers = [
@@ -67,6 +71,20 @@ def _row(name: str, records: Sequence[Record]) -> list[str]:
         str(sum(r.default.right and not r.full.right for r in records)),
         percent(sum(r.default.text.strip() == r.full.text.strip() for r in records) / len(records)),
         f"{median(r.default.ttft_s / r.full.ttft_s for r in records):.2f}",
+    ]
+
+
+def _exact_row(value: str, records: Sequence[Record]) -> list[str]:
+    """Of the questions that were asked with every value."""
+    pairs = [(r.exact.get(value, r.default), r.full) for r in records if r.exact]
+    return [
+        value,
+        str(len(pairs)),
+        str(sum(one.right for one, _ in pairs)),
+        str(sum(one.text.strip() == full.text.strip() for one, full in pairs)),
+        str(sum(one.taken_over for one, _ in pairs)),
+        f"{mean(one.operations for one, _ in pairs):.3f}",
+        f"{mean(one.total_s for one, _ in pairs) / mean(full.total_s for _, full in pairs):.2f}",
     ]
 
 
