@@ -1,4 +1,5 @@
-"""The records of the retriever: documents go in, chunks are stored, passages come out."""
+"""The records of the retriever: documents go in, chunks are stored, passages come out. What it
+tells of stored documents are the records of the API (kvstitch.records)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever.errors import InvalidDocument, RetrieverError
 from kvstitch.retriever.filters import MATCH_ALL, Filter
 from kvstitch.retriever.scope import EVERYBODY, Scope, groups_of, joined_readers, joined_writers
@@ -22,27 +24,15 @@ MAX_METADATA_DEPTH = 32
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
 
 
-MarkKind = Literal["page", "slide", "sheet", "heading"]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A place in a document's text, which holds until the next mark of its kind."""
-
-    start: int
-    kind: MarkKind
-    label: str
-
-
 @dataclass
 class Document:
-    """A document as the user sends it."""
+    """A document as the user sends it; a mark holds until the next one of its kind."""
 
     doc_id: str
     text: str
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[DocumentMark, ...] = ()
     readers: str = EVERYBODY
     writers: str | None = None  # None: those that it has, of a new one those of its sender
 
@@ -100,40 +90,6 @@ class Passage:
     def position(self) -> tuple[str, int]:
         """The document, and the chunk's number in it."""
         return self.chunk.doc_id, self.chunk.ordinal
-
-
-@dataclass(frozen=True)
-class DocumentInfo:
-    """A stored document without its text."""
-
-    doc_id: str
-    title: str
-    metadata: Mapping[str, Any]
-    revision: str
-    created: float
-    updated: float
-    num_chars: int
-    num_chunks: int
-    num_tokens: int
-    pinned: bool = False
-    readers: str = EVERYBODY
-    writers: str = ""
-
-
-@dataclass(frozen=True)
-class StoredDocument:
-    """A stored document with its text."""
-
-    document: Document
-    info: DocumentInfo
-
-
-@dataclass(frozen=True)
-class DocumentPage:
-    """One page of a listing."""
-
-    documents: list[DocumentInfo]
-    next_cursor: str | None
 
 
 @dataclass(frozen=True)

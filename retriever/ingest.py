@@ -15,10 +15,11 @@ from itertools import takewhile
 
 import numpy as np
 
+from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever.analysis.spelling import clean
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.chunking import ChunkSettings, ChunkSpan
-from kvstitch.retriever.documents import Document, Mark, document_revision, validate_document
+from kvstitch.retriever.documents import Document, document_revision, validate_document
 from kvstitch.retriever.embedders import Embedder, EmbeddingSpace, Vectors, space_of
 from kvstitch.retriever.errors import (
     EmbedderError,
@@ -191,7 +192,7 @@ def heading_paths(document: Document, spans: Sequence[ChunkSpan]) -> list[str]:
     return paths
 
 
-def _levels(text: str, marks: Sequence[Mark]) -> list[int]:
+def _levels(text: str, marks: Sequence[DocumentMark]) -> list[int]:
     """Return the level of each heading, 1 the outermost."""
     signs = [_SIGNS.match(text, mark.start) for mark in marks]
     styles = ["=", "-"] if any(signs) else []

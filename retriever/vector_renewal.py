@@ -91,7 +91,7 @@ def _texts(read: Connection, rows: Sequence[Row[Any]]) -> list[str]:
     for number, own in groupby(rows, lambda row: row.document):
         named = documents.c.document == number
         title, text = read.execute(select(documents.c.title, documents.c.text).where(named)).one()
-        whole = EmbeddedDocument("", text, title, marks=queries.marks_of(read, number))
+        whole = EmbeddedDocument("", text, title, marks=tuple(queries.marks_of(read, number)))
         for row in own:
             lead = row.text[: len(row.text) - (row.char_end - row.char_start)]
             whole.spans.append(ChunkSpan(row.char_start, row.char_end, row.tokens, lead))

@@ -182,9 +182,8 @@ class Trial:
         found = self._retriever.catalog.get(name)
         there = None
         if found is not None:
-            info = found.info
             there = State(
-                found.document.text, _groups(info.readers), _groups(info.writers), info.pinned
+                found.text or "", frozenset(found.readers), frozenset(found.writers), found.pinned
             )
         if there != self.states.get(name):
             self.violations.append(f"{name} after {kind}: {there}, not {self.states.get(name)}")
@@ -243,10 +242,6 @@ def _document(name: str, state: State) -> Document:
         name, state.text, readers=joined_readers(state.readers),
         writers=joined_writers(state.writers),
     )  # fmt: skip
-
-
-def _groups(stored: str) -> Groups:
-    return frozenset(filter(None, stored.split(",")))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, select
 
+from kvstitch.records.documents import Document as StoredDocument
+from kvstitch.records.documents import DocumentList
 from kvstitch.retriever.analysis.analyser import AnalysedQuery, Term
 from kvstitch.retriever.catalog import queries, storing
 from kvstitch.retriever.catalog.filter_conditions import chunks_matching, conditions
@@ -36,10 +39,8 @@ from kvstitch.retriever.documents import (
     CorpusCounts,
     DocFilter,
     Document,
-    DocumentPage,
     IndexChange,
     IngestResult,
-    StoredDocument,
 )
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.errors import DatabaseError, InvalidQuery, InvalidVectors
@@ -195,7 +196,7 @@ class Catalog:
             return True
 
     def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
-        """Return a document, or None if there is no such document."""
+        """Return a document with its text and marks, or None if there is no such document."""
         with self.database.read() as read:
             query = queries.INFO.add_columns(*documents.c["document", "text"])
             named = _has_name(queries.find_scope(read, scope), doc_id)
@@ -203,9 +204,7 @@ class Catalog:
             if found is None or not scope.view.shows(found["readers"]):
                 return None
             marks = queries.marks_of(read, found["document"])
-        info = queries.info(found)
-        document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
-        return StoredDocument(document, info)
+        return replace(queries.stored_document(found), text=found["text"], marks=marks)
 
     def page(
         self,
@@ -214,7 +213,7 @@ class Catalog:
         doc_filter: DocFilter | None = None,
         *,
         scope: Scope = DEFAULT_SCOPE,
-    ) -> DocumentPage:
+    ) -> DocumentList:
         """Return one page of the documents that pass a filter, in the order of doc_id, without
         texts. `cursor` is `next_cursor` of the page before."""
         if limit < 1:
@@ -229,8 +228,10 @@ class Catalog:
             )
             ordered = query.order_by(documents.c.doc_id).limit(limit + 1)
             found = read.execute(ordered).mappings().all()
-        infos = [queries.info(row) for row in found[:limit]]
-        return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
+        listed = [queries.stored_document(row) for row in found[:limit]]
+        return DocumentList(
+            documents=listed, next_cursor=listed[-1].doc_id if len(found) > limit else None
+        )
 
     def metadata_of(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE

@@ -20,6 +20,8 @@ from sqlalchemy import (
     select,
 )
 
+from kvstitch.records.documents import Document as StoredDocument
+from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever.catalog.tables import (
     changes,
     chunks,
@@ -30,10 +32,10 @@ from kvstitch.retriever.catalog.tables import (
     state,
     vectors,
 )
-from kvstitch.retriever.documents import CatalogState, Chunk, DocumentInfo, IndexChange, Mark
+from kvstitch.retriever.documents import CatalogState, Chunk, IndexChange
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.index.full_text import ChunkWords
-from kvstitch.retriever.scope import Scope
+from kvstitch.retriever.scope import Scope, groups_of
 from kvstitch.retriever.sql.expressions import Prepared, among
 
 
@@ -82,7 +84,7 @@ _own_chunks = select(func.count()).where(chunks.c.document == documents.c.docume
 _own_tokens = select(func.coalesce(func.sum(chunks.c.tokens), 0)).where(
     chunks.c.document == documents.c.document
 )
-# The columns are fields of DocumentInfo.
+# The columns are fields of a stored document.
 INFO = select(
     documents.c.doc_id, documents.c.revision, documents.c.created, documents.c.updated,
     documents.c.num_chars, documents.c.title, documents.c.metadata, documents.c.pinned,
@@ -171,11 +173,11 @@ def chunks_of(
     return [Chunk(*row) for row in rows]
 
 
-def marks_of(connection: Connection, document: int) -> tuple[Mark, ...]:
+def marks_of(connection: Connection, document: int) -> list[DocumentMark]:
     """Return the marks of a document, sorted by their place."""
     query = select(marks.c.start, marks.c.kind, marks.c.label).where(marks.c.document == document)
     rows = connection.execute(query.order_by(marks.c.start, marks.c.is_heading))
-    return tuple(Mark(*row) for row in rows)
+    return [DocumentMark(**row._mapping) for row in rows]
 
 
 def current_state(connection: Connection) -> CatalogState:
@@ -184,13 +186,14 @@ def current_state(connection: Connection) -> CatalogState:
     return CatalogState(*row)
 
 
-def info(row: RowMapping) -> DocumentInfo:
-    """Return the document of a row of INFO."""
+def stored_document(row: RowMapping) -> StoredDocument:
+    """Return the document of a row of INFO, without its text."""
     fields: dict[str, Any] = {name: row[name] for name in INFO.selected_columns.keys()}  # noqa: SIM118
     fields["metadata"] = json.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])
     fields["num_tokens"] = int(fields["num_tokens"])
-    return DocumentInfo(**fields)
+    fields |= {name: groups_of(fields[name]) for name in ("readers", "writers")}
+    return StoredDocument(**fields)
 
 
 _CHANGES_AT_A_TIME = 256

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstitch.retriever import Document, Mark
+from kvstitch.records.documents import DocumentMark
+from kvstitch.retriever import Document
 from kvstitch.retriever.chunking import ChunkSpan
 from kvstitch.retriever.embedders import Prompts, Vectors
 from kvstitch.retriever.ingest import MAX_PATH_CHARS, heading_paths
@@ -19,7 +20,11 @@ TEXT = "# Kettle\n\nIntro.\n\n## Parts\n\nMany.\n\n### Screws\n\nSmall.\n\n## Ca
 def document(text: str, title: str = "") -> Document:
     starts = [0, *(n + 1 for n, char in enumerate(text) if char == "\n")]
     lines = [(start, text[start:].partition("\n")[0]) for start in starts]
-    marks = tuple(Mark(n, "heading", one.strip("# =")) for n, one in lines if one[:1] in ("#", "="))
+    marks = tuple(
+        DocumentMark(start=n, kind="heading", label=one.strip("# ="))
+        for n, one in lines
+        if one[:1] in ("#", "=")
+    )
     return Document("a", text, title, {}, marks)
 
 
@@ -63,7 +68,10 @@ def test_levels_of_other_signs(text: str, paths: list[str]) -> None:
     labels = ["Log", "Old", "A", "Top" if "Top" in text else "New"]
     starts = [text.rindex(line) for label in labels for line in text.split("\n")
               if line.strip("#= ") == label]  # fmt: skip
-    marks = tuple(Mark(at, "heading", label) for at, label in zip(starts, labels, strict=True))
+    marks = tuple(
+        DocumentMark(start=at, kind="heading", label=label)
+        for at, label in zip(starts, labels, strict=True)
+    )
     made = Document("a", text, "", {}, marks)
     assert heading_paths(made, cut(text, "x1", "x2", "x3")) == paths
 

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from kvstitch.retriever import ChunkSettings, Document, Mark, Retriever, Scope
+from kvstitch.records.documents import DocumentMark
+from kvstitch.retriever import ChunkSettings, Document, Retriever, Scope
 from kvstitch.retriever.errors import InvalidDocument
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 INTRO, ONE, TWO = "before all\n\n", "the red fox hunts\n\n", "an owl sleeps\n\n"
 MARKS = (
-    Mark(12, "page", "1"),
-    Mark(12, "heading", "Fox"),
-    Mark(31, "page", "2"),
-    Mark(36, "heading", "Sleep"),
+    DocumentMark(start=12, kind="page", label="1"),
+    DocumentMark(start=12, kind="heading", label="Fox"),
+    DocumentMark(start=31, kind="page", label="2"),
+    DocumentMark(start=36, kind="heading", label="Sleep"),
 )
 DOCUMENT = Document("d", INTRO + ONE + TWO, "T", {}, MARKS)
 
@@ -34,7 +35,8 @@ def test_chunks_know_their_page_and_heading(tmp_path: Path) -> None:
     retriever.ingest([DOCUMENT], scope=scope)
     retriever.ingest([replace(DOCUMENT, marks=())], scope=Scope())
     stored = retriever.catalog.get("d", scope=scope)
-    assert stored is not None and stored.document == DOCUMENT
+    assert stored is not None and (stored.text, stored.title) == (DOCUMENT.text, "T")
+    assert stored.marks == list(MARKS)
     chunks = retriever.catalog.chunks_of("d", scope=scope)
     assert [(c.text.strip(), c.page, c.heading) for c in chunks] == [
         ("before all", None, None),
@@ -60,8 +62,11 @@ def test_other_marks_are_another_revision(tmp_path: Path) -> None:
     retriever.close()
 
 
-@pytest.mark.parametrize("marks", [MARKS[::-1], (Mark(-1, "page", "1"),), (Mark(99, "page", "1"),)])
-def test_marks_out_of_order_or_of_the_text(tmp_path: Path, marks: tuple[Mark, ...]) -> None:
+BEFORE, BEHIND = (DocumentMark(start=at, kind="page", label="1") for at in (-1, 99))
+
+
+@pytest.mark.parametrize("marks", [MARKS[::-1], (BEFORE,), (BEHIND,)])
+def test_marks_out_of_order_or_of_the_text(tmp_path: Path, marks: tuple[DocumentMark, ...]) -> None:
     retriever = opened(tmp_path)
     (result,) = retriever.ingest([replace(DOCUMENT, marks=marks)])
     assert isinstance(result.error, InvalidDocument) and "marks" in str(result.error)

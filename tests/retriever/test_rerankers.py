@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvstitch.retriever import Chunk, EndpointReranker, Passage, Reranked, rerank
+from kvstitch.retriever import Chunk, EndpointReranker, Passage, rerank
 from kvstitch.retriever.errors import RerankerError
+from kvstitch.retriever.rerankers import Reranked
 from tests.fakes.models import OverlapReranker
 from tests.retriever.http_endpoint import Answer, endpoint
 

@@ -52,7 +52,7 @@ def assert_whole(folder: Path) -> str | None:
             stored = retriever.catalog.get(info.doc_id)
             chunks = retriever.catalog.chunks_of(info.doc_id)
             assert stored is not None and chunks
-            assert "".join(chunk.text for chunk in chunks) == stored.document.text
+            assert "".join(chunk.text for chunk in chunks) == stored.text
             assert [chunk.ordinal for chunk in chunks] == list(range(len(chunks)))
         if (cursor := page.next_cursor) is None:
             break

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstitch.retriever import ChunkSettings, Document, Embedder, Mark, Retriever
+from kvstitch.records.documents import DocumentMark
+from kvstitch.retriever import ChunkSettings, Document, Embedder, Retriever
 from kvstitch.retriever.embedders import EmbeddingSpace, Prompts, Vectors, space_of
 from kvstitch.retriever.errors import EmbedderError
 from kvstitch.retriever.ingest import EmbeddedDocument
@@ -19,7 +20,10 @@ DOCUMENTS = [
         f"d{n}",
         f"Screws\nscrew{n} is made of steel, as long as it is said to be\n\nNuts\nnut{n} fits",
         title=f"part {n}",
-        marks=(Mark(0, "heading", "Screws"), Mark(f"Screws\nscrew{n}".find("\n") + 1, "page", "1")),
+        marks=(
+            DocumentMark(start=0, kind="heading", label="Screws"),
+            DocumentMark(start=len("Screws\n"), kind="page", label="1"),
+        ),
     )
     for n in range(CHUNKS_RENEWED)
 ]

@@ -26,7 +26,8 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from kvstitch.retriever import DocFilter, DocumentInfo
+from kvstitch.records.documents import Document
+from kvstitch.retriever import DocFilter
 from kvstitch.service import __version__
 from kvstitch.service.errors import KvstitchError, QuotaExceeded, WorkerFault
 from kvstitch.service.gateway.admission import CallContext
@@ -141,11 +142,11 @@ async def documents(gateway: Gateway, given: DocumentsArguments, call: CallConte
             next_cursor=page.next_cursor,
         )
     stored = await service.get(scope, given.doc_id)
-    text = stored.document.text
+    text = stored.text or ""
     end = given.offset + given.max_chars
     return Documents(
         document=DocumentPart(
-            **_listed(stored.info),
+            **_listed(stored),
             text=text[given.offset : end],
             offset=given.offset,
             next_offset=end if end < len(text) else None,
@@ -153,12 +154,12 @@ async def documents(gateway: Gateway, given: DocumentsArguments, call: CallConte
     )
 
 
-def _listed(info: DocumentInfo) -> dict[str, Any]:
+def _listed(document: Document) -> dict[str, Any]:
     return {
-        "doc_id": info.doc_id,
-        "title": info.title,
-        "chars": info.num_chars,
-        "metadata": dict(info.metadata),
+        "doc_id": document.doc_id,
+        "title": document.title,
+        "chars": document.num_chars,
+        "metadata": document.metadata,
     }
 
 

@@ -19,12 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstitch.retriever import Chunk, Document, PrefixKind, Retriever, Scope
+from kvstitch.retriever import Chunk, Document, Retriever, Scope
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.catalog.tables import catalog_database
 from kvstitch.retriever.chunking import ChunkSpan
 from kvstitch.retriever.embedders import EmbeddingSpace, Vectors
 from kvstitch.retriever.errors import DatabaseError
+from kvstitch.retriever.prefixes.prefix_choice import PrefixKind
+from kvstitch.retriever.scope import joined_readers
 from kvstitch.service.errors import InvalidRequest, InvalidSetting
 from kvstitch.service.gateway.prompts.chunk_prefixes import prefix_rule
 from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
@@ -224,9 +226,13 @@ def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace)
             continue
         spans = [ChunkSpan(c.char_start, c.char_end, c.tokens, c.lead) for c in chunks]
         of_chunks = np.array([vectors[chunk.chunk_id] for chunk in chunks], dtype=np.float32)
+        document = Document(
+            doc_id, stored.text or "", stored.title, stored.metadata, tuple(stored.marks or ()),
+            joined_readers(stored.readers),
+        )  # fmt: skip
         target.upsert(
-            stored.document,
-            stored.info.revision,
+            document,
+            stored.revision,
             spans,
             of_chunks.reshape(len(spans), space.dim),
             space,

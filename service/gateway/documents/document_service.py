@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from kvstitch.records.documents import DocumentWarning, Receipt, SourceDocument
-from kvstitch.retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
-from kvstitch.retriever.scope import View
+from kvstitch.records.documents import Document, DocumentList, Receipt, SourceDocument
+from kvstitch.retriever import Chunk, DocFilter, Scope
+from kvstitch.retriever.documents import CorpusCounts
+from kvstitch.retriever.scope import View, joined_writers
 from kvstitch.service.errors import Conflict, KvstitchError, NotAWriter, NotFound
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.documents.deletion.deletion_store import DeletionStore
@@ -40,31 +41,28 @@ class DocumentService:
 
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
-    ) -> DocumentPage:
+    ) -> DocumentList:
         """Return one page of the documents that pass `where`, in the order of doc_id."""
         self._retriever.require()
         return await self._retriever.run(
             self._retriever.catalog.page, limit, cursor, where, scope=scope
         )
 
-    async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
-        """Return one document with its text; raises NotFound."""
+    async def get(self, scope: Scope, doc_id: str) -> Document:
+        """Return one document with its text, and what is not in that; raises NotFound."""
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
         found = await self._retriever.run(self._retriever.catalog.get, doc_id, scope=scope)
         if found is None:
             raise no_document(doc_id)
-        return found
-
-    async def warnings(self, scope: Scope, doc_id: str) -> list[DocumentWarning]:
-        """Return what is not in a document's text, or may be wrong there."""
-        return await asyncio.to_thread(self._jobs.warnings, scope.tenant, scope.collection, doc_id)
+        key = scope.tenant, scope.collection, doc_id
+        return replace(found, warnings=await asyncio.to_thread(self._jobs.warnings, *key))
 
     async def chunks(self, scope: Scope, doc_id: str) -> list[Chunk]:
         """Return a document's chunks in their order."""
         return await self._retriever.run(self._retriever.catalog.chunks_of, doc_id, scope=scope)
 
-    async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
+    async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> Document:
         """Pin or unpin a document: the KV of a pinned one is computed again if a tier evicts it."""
         self._retriever.require()
         set_pinned = self._retriever.catalog.set_pinned
@@ -73,7 +71,7 @@ class DocumentService:
             await self._check_pen(scope, [doc_id])
             raise no_document(doc_id)
         self._ingestion.check_pins()
-        return await self.get(scope, doc_id)
+        return _without_text(await self.get(scope, doc_id))
 
     async def collections(self, principal: Principal) -> list[tuple[str, CorpusCounts]]:
         """Return the collections that hold what the sender may read, with the sizes of that."""
@@ -99,7 +97,7 @@ class DocumentService:
             ]
         return found
 
-    async def rename(self, scope: Scope, doc_id: str, name: str) -> StoredDocument:
+    async def rename(self, scope: Scope, doc_id: str, name: str) -> Document:
         """Give a document another id: its chunks and their KV stay as they are."""
         self._retriever.require()
         doc_id = await self._name(scope, doc_id)
@@ -110,7 +108,7 @@ class DocumentService:
             if not await self._retriever.change(rename, doc_id, name, scope=scope):
                 raise Conflict(f"new_id: there is a document {name!r}: delete it, or replace it")
             await asyncio.to_thread(self._jobs.rename, scope, doc_id, name)
-        return await self.get(scope, name)
+        return _without_text(await self.get(scope, name))
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
         """Remove a document's text, its vectors, and its KV in every tier; raises NotFound."""
@@ -182,7 +180,8 @@ class DocumentService:
             page = await self._retriever.run(
                 self._retriever.catalog.page, PAGE_DOCUMENTS, cursor, where, scope=scope
             )
-            out += [each.doc_id for each in page.documents if scope.pen.changes(each.writers)]
+            changes = scope.pen.changes
+            out += [d.doc_id for d in page.documents if changes(joined_writers(d.writers))]
             if (cursor := page.next_cursor) is None:
                 return out
 
@@ -207,6 +206,10 @@ class DocumentService:
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None
         return _told(found[0], scope.view)
+
+
+def _without_text(document: Document) -> Document:
+    return replace(document, text=None, marks=None, warnings=None)
 
 
 def _told(receipt: Receipt, view: View) -> Receipt:

@@ -8,7 +8,9 @@ has no prefix besides S in any mode, because its KV is then that of a full prefi
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvstitch.retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
+from kvstitch.retriever import Chunk, Scope
+from kvstitch.retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
+from kvstitch.retriever.prefixes.prefix_chunks import PrefixChunks
 from kvstitch.service.gateway.prompts.prompt_builder import PromptBuilder
 from kvstitch.service.messages.requests import ChunkTokens
 from kvstitch.service.settings import Settings

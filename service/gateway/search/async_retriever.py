@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from kvstitch.retriever import (
-    EmbeddedDocument,
     Embedder,
     EndpointEmbedder,
     EndpointReranker,
-    IngestResult,
     LocalEmbedder,
     Reranker,
     Retriever,
 )
+from kvstitch.retriever.documents import IngestResult
 from kvstitch.retriever.embedders import EmbeddingSpace, space_of
 from kvstitch.retriever.errors import EmbedderUnsupported, RetrieverError
+from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from kvstitch.service.gateway.data_folder import DiskGuard, not_usable
 from kvstitch.service.gateway.search.embedder_advice import DEFAULT, MULTILINGUAL, EmbedderAdvice

@@ -17,10 +17,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvstitch.records.answers import Citation, RankedBy
-from kvstitch.retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
+from kvstitch.retriever import DocFilter, Passage, Scope, rerank
 from kvstitch.retriever.filters import MATCH_ALL, as_elements
 from kvstitch.retriever.relevance import FLOOR
 from kvstitch.service.errors import InvalidRequest, NotFound
@@ -229,19 +229,14 @@ class PassageSearch:
                     field="documents",
                 )
 
-    def documents_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, DocumentInfo]:
-        """Return the documents of passages by doc_id, as far as they are stored. Blocks."""
+    def metadata_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, dict[str, Any]]:
+        """Return the metadata of passages' documents by doc_id, if they are stored. Blocks."""
         doc_ids = {passage.chunk.doc_id for passage in passages}
-        if not doc_ids:
-            return {}
-        named = DocFilter(tuple(doc_ids))
-        page = self._retriever.catalog.page(len(doc_ids), None, named, scope=scope)
-        return {info.doc_id: info for info in page.documents}
+        return self._retriever.catalog.metadata_of(doc_ids, scope=scope)
 
     def urls_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, str]:
         """Return, by doc_id, the URLs in the metadata of the passages' documents. Blocks."""
-        doc_ids = {passage.chunk.doc_id for passage in passages}
-        found = self._retriever.catalog.metadata_of(doc_ids, scope=scope)
+        found = self.metadata_of(passages, scope)
         urls = {doc_id: metadata.get("url") for doc_id, metadata in found.items()}
         return {doc_id: url for doc_id, url in urls.items() if isinstance(url, str) and url}
 

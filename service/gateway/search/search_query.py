@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvstitch.retriever import Filter, Scope, SearchMode, parse_filter
+from kvstitch.retriever import Scope, SearchMode, parse_filter
 from kvstitch.retriever.errors import (
     DocumentKept,
     EmbedderError,
@@ -18,7 +18,7 @@ from kvstitch.retriever.errors import (
     RetrieverError,
     Unreachable,
 )
-from kvstitch.retriever.filters import MATCH_ALL
+from kvstitch.retriever.filters import MATCH_ALL, Filter
 from kvstitch.retriever.scope import DEFAULT_SCOPE, joined_readers, joined_writers
 from kvstitch.service.errors import (
     DatabaseUnavailable,

@@ -86,14 +86,12 @@ class SearchService:
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s}
         if query.rerank:
             stages["rerank"] = found.rerank_s
-        infos = self._passages.documents_of(found.passages, query.scope)
+        metadata = self._passages.metadata_of(found.passages, query.scope)
         results = []
         for cited in citations(found.passages, with_text=request.include_text):
-            # A document that was deleted a moment ago has none.
-            info = infos.get(cited.doc_id)
-            metadata = {} if info is None else dict(info.metadata)
             shared = {field.name: getattr(cited, field.name) for field in fields(FoundPassage)}
-            results.append(SearchResult(**shared, metadata=metadata))
+            # A document that was deleted a moment ago has none.
+            results.append(SearchResult(**shared, metadata=metadata.get(cited.doc_id, {})))
         return SearchResults(
             collection=query.scope.collection,
             retrieval=query.mode,

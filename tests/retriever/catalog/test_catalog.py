@@ -53,14 +53,15 @@ def test_document_comes_back_as_it_went_in(catalog: Catalog) -> None:
     assert done.status == "created" and done.removed_chunk_ids == []
     stored = catalog.get("d/1")
     assert stored is not None
-    assert stored.document == document
-    assert stored.info.num_chars == len(text)
-    assert stored.info.num_chunks == len(done.chunks) > 5
-    assert stored.info.num_tokens == sum(chunk.tokens for chunk in done.chunks)
+    assert (stored.text, stored.title) == (text, "Tïtle")
+    assert stored.metadata == document.metadata
+    assert stored.num_chars == len(text)
+    assert stored.num_chunks == len(done.chunks) > 5
+    assert stored.num_tokens == sum(chunk.tokens for chunk in done.chunks)
     assert "".join(chunk.text for chunk in catalog.chunks_of("d/1")) == text
     for chunk in catalog.chunks_of("d/1"):
         assert chunk.text == text[chunk.char_start : chunk.char_end]
-        assert (chunk.title, chunk.revision) == ("Tïtle", stored.info.revision)
+        assert (chunk.title, chunk.revision) == ("Tïtle", stored.revision)
 
 
 def test_same_revision_changes_nothing(catalog: Catalog) -> None:
@@ -75,7 +76,7 @@ def test_other_revision_takes_the_place_of_the_old(catalog: Catalog) -> None:
     second = put(catalog, Document("a", "one two three four six"))
     updated = catalog.get("a")
     assert second.status == "updated" and created is not None and updated is not None
-    assert updated.info.created == created.info.created <= updated.info.updated
+    assert updated.created == created.created <= updated.updated
     assert second.removed_chunk_ids == [chunk.chunk_id for chunk in first.chunks]
     assert catalog.chunks_of("a") == second.chunks
     assert set(stored_vectors(catalog)) == {chunk.chunk_id for chunk in second.chunks}

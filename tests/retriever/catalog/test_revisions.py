@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from kvstitch.retriever import Document, PrefixRule
+from kvstitch.retriever import Document
 from kvstitch.retriever.analysis.analyser import REVISION
 from kvstitch.retriever.catalog.tables import accompanied, companions
+from kvstitch.retriever.prefixes.prefix_choice import PrefixRule
 from kvstitch.retriever.scope import DEFAULT_SCOPE
 from kvstitch.retriever.sql.database import Database
 from tests.retriever.conftest import OpenRetriever
@@ -95,7 +96,7 @@ def test_a_catalog_of_release_0_2_0(
     [stored] = again.ingest([Document("new", "other words", readers="finance")])
     assert stored.status == "created"
     found = {each.doc_id: each.writers for each in again.catalog.page(9).documents}
-    assert found == {**dict.fromkeys((f"d{n}" for n in range(5)), "*"), "new": ""}
+    assert found == {**{f"d{n}": ["*"] for n in range(5)}, "new": []}
 
 
 def test_what_stood_behind_anybody_s_text_is_chosen_anew(

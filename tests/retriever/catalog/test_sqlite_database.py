@@ -26,7 +26,7 @@ def test_a_text_with_nul_comes_back_as_it_went_in(catalog: Catalog) -> None:
     document = Document("d/1", "zero\x00byte and more words")
     put(catalog, document)
     stored = catalog.get("d/1")
-    assert stored is not None and stored.document == document
+    assert stored is not None and stored.text == document.text
 
 
 def test_reads_go_on_while_a_write_is_open(catalog: Catalog, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstitch.retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
+from kvstitch.retriever import ChunkSettings, Document, Retriever, Scope
 from kvstitch.retriever.prefixes.neutral import neutral_prefixes
-from kvstitch.retriever.prefixes.prefix_choice import prefix_starts
+from kvstitch.retriever.prefixes.prefix_choice import PrefixKind, PrefixRule, prefix_starts
 from kvstitch.retriever.prefixes.primer_groups import GROUP, central
 from kvstitch.retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
@@ -338,7 +338,7 @@ READERS = ("", "finance", "staff")
 def readers_of(retriever: Retriever, doc_id: str) -> str:
     stored = retriever.catalog.get(doc_id)
     assert stored is not None
-    return stored.document.readers
+    return ",".join(stored.readers)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvstitch.retriever import ChunkSettings, Embedder, Retriever, Scope, VectorIndex
+from kvstitch.retriever import ChunkSettings, Embedder, Retriever, Scope
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.catalog.tables import catalog_database
 from kvstitch.retriever.documents import CatalogState, IngestResult
 from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.index.vector_index import VectorIndex
 from kvstitch.retriever.index.vector_search import VectorSearch
 from kvstitch.retriever.index_mirror import IndexMirror
 from kvstitch.retriever.sql.database import Database

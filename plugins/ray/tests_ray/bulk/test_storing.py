@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstitch.retriever import ChunkSettings, Document, Retriever, VectorIndex
+from kvstitch.retriever import ChunkSettings, Document, Retriever
 from kvstitch.retriever.catalog.tables import catalog_database
+from kvstitch.retriever.index.vector_index import VectorIndex
 from kvstitch_ray.bulk.corpus import storing_retriever
 from tests.fakes.models import HashingEmbedder, WordCounter
 

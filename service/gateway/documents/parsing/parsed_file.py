@@ -9,7 +9,7 @@ from kvstitch.service.errors import InvalidRequest
 
 MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]
-"""(first character, what begins there, its label); see retriever/documents.py."""
+"""(first character, what begins there, its label): a DocumentMark on its way between processes."""
 
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200

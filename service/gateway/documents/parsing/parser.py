@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
-from kvstitch.retriever import Mark
+from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever.chunking import middle_cut
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.errors import InvalidRequest
@@ -199,7 +199,7 @@ class DocumentParser:
         """Return the document with its text and marks; without a title it gets the file's, else the
         file's name. Raises InvalidRequest."""
         content, title = item.content, item.title
-        marks: tuple[Mark, ...] = ()
+        marks: tuple[DocumentMark, ...] = ()
         if item.kind in ("text", UNREAD) and (text := await _plain(item)) is not None:
             parsed = ParsedFile(text)
             if PurePath(item.doc_id).suffix.lower() in (".txt", ".text"):
@@ -258,7 +258,11 @@ async def _plain(item: IngestDocument) -> str | None:
         return None
 
 
-def _marks(parsed: ParsedFile) -> tuple[Mark, ...]:
+def _marks(parsed: ParsedFile) -> tuple[DocumentMark, ...]:
     """Return the marks that have a label, and text behind them."""
-    said = [Mark(*mark) for mark in parsed.marks if mark[2] and mark[0] < len(parsed.text)]
+    said = [
+        DocumentMark(start=start, kind=kind, label=label)
+        for start, kind, label in parsed.marks
+        if label and start < len(parsed.text)
+    ]
     return tuple(sorted(said, key=lambda mark: mark.start)[:MAX_MARKS])

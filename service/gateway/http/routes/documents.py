@@ -12,9 +12,7 @@ from kvstitch.records.documents import (
     CollectionList,
     Document,
     DocumentList,
-    DocumentMark,
     DocumentText,
-    DocumentWarning,
     Job,
     JobList,
     JobState,
@@ -22,8 +20,7 @@ from kvstitch.records.documents import (
     SourceDocument,
     StoredChunk,
 )
-from kvstitch.retriever import DocFilter, DocumentInfo, Scope
-from kvstitch.retriever.scope import groups_of
+from kvstitch.retriever import DocFilter, Scope
 from kvstitch.service.errors import InvalidRequest, NotFound
 from kvstitch.service.gateway.documents.document_service import no_document
 from kvstitch.service.gateway.documents.jobs.job_store import MAX_ERRORS
@@ -129,8 +126,7 @@ async def documents(
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
     where = DocFilter(where=metadata_filter(_conditions(filter)), named=composed(q))
-    page = await service.page(document_scope(principal, collection), limit, cursor, where)
-    return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
+    return await service.page(document_scope(principal, collection), limit, cursor, where)
 
 
 @router.get("/documents/{doc_id:path}/text")
@@ -145,27 +141,24 @@ async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentT
         except NotFound:
             raise no_document(doc_id) from None
     return DocumentText(
-        doc_id=stored.info.doc_id,
-        title=stored.info.title,
-        text=stored.document.text,
+        doc_id=stored.doc_id,
+        title=stored.title,
+        text=stored.text or "",
         chunks=[
             StoredChunk(
                 start=chunk.char_start, end=chunk.char_end, tokens=chunk.tokens,
                 page=chunk.page, heading=chunk.heading,
             )
-            for chunk in await service.chunks(scope, stored.info.doc_id)
+            for chunk in await service.chunks(scope, stored.doc_id)
         ],
-        warnings=await service.warnings(scope, stored.info.doc_id),
+        warnings=stored.warnings or [],
     )  # fmt: skip
 
 
 @router.get("/documents/{doc_id:path}")
 async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """A document with its text."""
-    stored = await service.get(scope, doc_id)
-    marks = [DocumentMark(**asdict(mark)) for mark in stored.document.marks]
-    warnings = await service.warnings(scope, stored.info.doc_id)
-    return _info(stored.info, stored.document.text, marks, warnings)
+    return await service.get(scope, doc_id)
 
 
 @router.delete("/documents/{doc_id:path}")
@@ -199,7 +192,7 @@ async def rename(
     """Give a document another id. Nothing is computed anew, unless its title was made of the id."""
     scope = document_scope(principal, body.collection)
     note(request, collection=body.collection, doc_ids=[body.doc_id, body.new_id])
-    return _info((await service.rename(scope, body.doc_id, body.new_id)).info)
+    return await service.rename(scope, body.doc_id, body.new_id)
 
 
 @router.get("/sources/{source}")
@@ -219,15 +212,13 @@ async def receipt(principal: Administering, receipt_id: str, service: DocumentsD
 @router.put("/pins/{doc_id:path}")
 async def pin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
-    stored = await service.set_pinned(scope, doc_id, True)
-    return _info(stored.info)
+    return await service.set_pinned(scope, doc_id, True)
 
 
 @router.delete("/pins/{doc_id:path}")
 async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """Let a document's KV be evicted like any other."""
-    stored = await service.set_pinned(scope, doc_id, False)
-    return _info(stored.info)
+    return await service.set_pinned(scope, doc_id, False)
 
 
 @router.get("/collections")
@@ -274,14 +265,3 @@ def _deleted(request: Request, receipt: Receipt) -> Receipt:
     names = list(receipt.doc_ids[:MOST_NAMES])
     note(request, receipt_id=receipt.receipt_id, documents=receipt.documents, doc_ids=names)
     return receipt
-
-
-def _info(
-    info: DocumentInfo,
-    text: str | None = None,
-    marks: list[DocumentMark] | None = None,
-    warnings: list[DocumentWarning] | None = None,
-) -> Document:
-    groups = {"readers": groups_of(info.readers), "writers": groups_of(info.writers)}
-    fields = {**asdict(info), "metadata": dict(info.metadata), **groups}
-    return Document(**fields, text=text, marks=marks, warnings=warnings)

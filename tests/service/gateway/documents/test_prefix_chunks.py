@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 
-from kvstitch.retriever import Chunk, PrefixKind, Scope
+from kvstitch.retriever import Chunk, Scope
+from kvstitch.retriever.prefixes.prefix_choice import PrefixKind
 from kvstitch.service.gateway.auth.access import ANONYMOUS
 from kvstitch.service.gateway.documents.chunk_kv import ChunkKV
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from kvstitch.retriever import EmbeddedDocument
+from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.gateway.documents.indexing_stage import LONG_BYTES
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
 from kvstitch.service.gateway.documents.jobs.job_store import JobStore
