@@ -11,7 +11,6 @@ import re
 import unicodedata
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import Protocol
 
 # A boundary is the position where the next piece starts. The best kind comes first. Line ends rank
@@ -69,13 +68,10 @@ class TextBoundaries:
         start, end = self._row_starts[index], self._row_ends[index]
         return (start, end) if start < position < end else None
 
-    def best_in_row(self, low: int, high: int) -> int:
-        """The last boundary in (low, high] within a row: between cells, sentences or words."""
-        return self.best(low, high, self._in_row)
-
-    def best(self, low: int, high: int, kinds: Sequence[array[int]] = ()) -> int:
-        """The last boundary of the best kind in (low, high]."""
-        for positions in kinds or self._kinds:
+    def best(self, low: int, high: int, *, in_row: bool = False) -> int:
+        """The last boundary of the best kind in (low, high]; within a row (`in_row`) between cells,
+        sentences or words."""
+        for positions in self._in_row if in_row else self._kinds:
             index = bisect_right(positions, high) - 1
             if index >= 0 and positions[index] > low:
                 return positions[index]
@@ -151,14 +147,10 @@ class TokenStarts:
         return self._starts[index] if index < len(self._starts) else len(self._text)
 
     def _go_on(self) -> None:
-        start = self._done
-        self._done = self._window_end(start)
+        start, end = self._done, self._done + WINDOW
+        if end < len(self._text):
+            found = [match.end() for match in _LINE_BEGINS.finditer(self._text, start, end)]
+            end = found[-1] if found else end
+        self._done = min(end, len(self._text))
         offsets = self._tokenizer.encode_offsets(self._text[start : self._done])
         self._starts.extend(sorted(start + first for first, _ in offsets))
-
-    def _window_end(self, start: int) -> int:
-        end = start + WINDOW
-        if end >= len(self._text):
-            return len(self._text)
-        found = [match.end() for match in _LINE_BEGINS.finditer(self._text, start, end)]
-        return found[-1] if found else end

@@ -68,7 +68,6 @@ class ChunkSpan:
     lead: str = ""
 
     def text(self, document: str) -> str:
-        """Return the chunk's text."""
         return self.lead + document[self.start : self.end]
 
 
@@ -128,7 +127,6 @@ class ChunkSettings:
         return spans
 
     def _count(self, title: str, text: str) -> int:
-        """Return the tokens of a rendered segment."""
         return self.tokenizer.count_tokens(self.render(title, text))
 
 
@@ -182,7 +180,7 @@ class _Splitter:
             return end
         if row[0] > position:
             return row[0]
-        return self.boundaries.best_in_row(max(half - 1, position), high)
+        return self.boundaries.best(max(half - 1, position), high, in_row=True)
 
     def _fits(self, start: int, end: int) -> bool:
         # So much text has more tokens than any chunk: they need not be counted.

@@ -94,8 +94,6 @@ class Passage:
 
 @dataclass(frozen=True)
 class DocFilter:
-    """Selects documents."""
-
     doc_ids: tuple[str, ...] | None = None
     where: Filter = MATCH_ALL
     named: str = ""
@@ -181,15 +179,6 @@ class IndexChange:
     removed: list[int]
     ids: list[int]
     vectors: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class CorpusCounts:
-    """Sizes of a corpus; tokens are counted in the rendered chunks."""
-
-    documents: int
-    chunks: int
-    tokens: int
 
 
 @dataclass(frozen=True)

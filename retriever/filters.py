@@ -36,13 +36,9 @@ MAX_VALUES = 1000  # in all lists together
 MAX_STEPS = 8  # of one path
 MAX_INTEGER = 2**63 - 1  # what SQLite stores exactly
 
-_COMBINATORS = ("and", "or", "not")
-
 
 @dataclass(frozen=True)
 class FieldTest:
-    """A test of one field."""
-
     path: tuple[str, ...]
     operator: Operator
     operand: Scalar | tuple[Scalar, ...]

@@ -14,6 +14,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvstitch.retriever.boundaries import TextBoundaries
@@ -35,21 +36,20 @@ _BULLET = re.compile(r"\s*- ")
 _CLOSES = ("}", "]")
 
 
+@dataclass(frozen=True)
 class Outline:
-    """The structure of one text."""
-
-    def __init__(self, text: str, boundaries: TextBoundaries) -> None:
-        self._text, self._boundaries = text, boundaries
+    text: str
+    boundaries: TextBoundaries
 
     def lead(self, position: int, fits: Callable[[str], bool]) -> str:
         """Return what a chunk that begins here repeats, as much of it as fits; "" if nothing."""
-        if row := self._boundaries.row_around(position):
+        if row := self.boundaries.row_around(position):
             parts = self._row_lead(*row, position)
             while parts and not fits(" | ".join(parts)):
                 # What the cell is called goes first, then all but the first column.
                 parts = parts[:-1]
             return " | ".join([*parts, ""]).removesuffix("… | ") if parts else ""
-        if not position or position >= len(self._text):
+        if not position or position >= len(self.text):
             return ""
         lines = self._path(position) if self.is_data else self._above_list(position)
         lines = [f"{_short(line)}\n" for line in lines[-MAX_LEVELS:]]
@@ -64,7 +64,7 @@ class Outline:
     def _row_lead(self, start: int, end: int, position: int) -> list[str]:
         cells: list[tuple[int, str]] = []
         at = start
-        for cell in self._text[start:end].split(" | "):
+        for cell in self.text[start:end].split(" | "):
             cells.append((at, cell))
             at += len(cell) + 3
         before = [cell for at, cell in cells if at + len(cell) <= position]
@@ -80,7 +80,7 @@ class Outline:
     @cached_property
     def is_data(self) -> bool:
         """Whether the text is JSON or YAML."""
-        lines = [line for line in self._text[:65_536].splitlines() if line.strip()][:_SAMPLE]
+        lines = [line for line in self.text[:65_536].splitlines() if line.strip()][:_SAMPLE]
         known = [bool(_KEY.match(line) or _DATA.match(line)) for line in lines]
         counted = [k for k, line in zip(known, lines, strict=True) if k or not _BULLET.match(line)]
         within = sum(line[0] in " \t" for line in lines)
@@ -94,7 +94,7 @@ class Outline:
         """Where each line that is not blank starts, how deep it is, and the line that it is in."""
         starts, depths, parents = array("q"), array("q"), array("q")
         stack: list[int] = []
-        for line in re.finditer(r"^([ \t]*)(\S[^\n]*)$", self._text, re.M):
+        for line in re.finditer(r"^([ \t]*)(\S[^\n]*)$", self.text, re.M):
             depth = 2 * len(line[1].expandtabs())
             if line[2].startswith(_CLOSES):
                 depth = _NEVER  # it ends what lines above it have begun
@@ -110,14 +110,14 @@ class Outline:
 
     def _line(self, number: int) -> str:
         starts = self._lines[0]
-        end = self._text.find("\n", starts[number])
-        return self._text[starts[number] : end if end >= 0 else len(self._text)]
+        end = self.text.find("\n", starts[number])
+        return self.text[starts[number] : end if end >= 0 else len(self.text)]
 
     def _path(self, position: int) -> list[str]:
         starts, depths, parents = self._lines
         here = bisect_right(starts, position) - 1
         out: list[str] = []
-        number = here if self._text[starts[here] : position].strip() else parents[here]
+        number = here if self.text[starts[here] : position].strip() else parents[here]
         while number >= 0:
             line = self._line(number)
             if line.strip() in ("{", "[", "-") and number + 1 < here:
@@ -143,7 +143,7 @@ class Outline:
                 return starts[next(n for n in found if depths[n] == depths[best])]
             end = next((n for n in range(best + 1, len(starts)) if depths[n] <= depths[best]),
                        len(starts))  # fmt: skip
-            stop = starts[end] if end < len(starts) else len(self._text)
+            stop = starts[end] if end < len(starts) else len(self.text)
             if starts[best] > half or fits(starts[best], stop):
                 return starts[best]
         return 0
@@ -183,15 +183,15 @@ class Outline:
 
     def _upwards(self, position: int) -> Iterator[tuple[int, str]]:
         """Yield the line of a place, then those above it, with their starts."""
-        start = self._text.rfind("\n", 0, position) + 1
-        end = self._text.find("\n", position)
-        end = len(self._text) if end < 0 else end
+        start = self.text.rfind("\n", 0, position) + 1
+        end = self.text.find("\n", position)
+        end = len(self.text) if end < 0 else end
         for _ in range(_LIST_LINES):
-            yield start, self._text[start:end]
+            yield start, self.text[start:end]
             if not start:
                 return
             end = start - 1
-            start = self._text.rfind("\n", 0, end) + 1
+            start = self.text.rfind("\n", 0, end) + 1
 
 
 def _depth(line: str) -> int:

@@ -39,8 +39,6 @@ class Reranker(Protocol):
 
 @dataclass(frozen=True)
 class Reranked:
-    """The result of reranking."""
-
     passages: list[Passage]
     warning: str | None = None
 
@@ -84,8 +82,6 @@ _SHOWN_CHARS = 200
 
 
 class EndpointReranker:
-    """Asks an HTTP endpoint for scores."""
-
     def __init__(
         self,
         url: str,

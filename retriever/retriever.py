@@ -52,8 +52,6 @@ class QueryVector(NamedTuple):
 
 @dataclass(frozen=True)
 class StartReport:
-    """What `start` did."""
-
     vectors: int
     rebuilt: str | None
 

@@ -33,7 +33,6 @@ GROUP_RULE = (
 
 
 def is_group(name: str) -> bool:
-    """Return whether a group can have this name."""
     allowed = 0 < len(name) <= MAX_GROUP_CHARS and name.isprintable() and name == name.strip()
     return allowed and SEPARATOR not in name and name != ALL_GROUPS
 
@@ -89,7 +88,6 @@ class View:
     groups: frozenset[str] | None = None
 
     def shows(self, readers: str) -> bool:
-        """Return whether documents of these readers may be read."""
         if self.groups is None or readers == EVERYBODY:
             return True
         return not self.groups.isdisjoint(groups_of(readers))
@@ -107,7 +105,6 @@ class View:
 
     @classmethod
     def named(cls, name: str) -> View:
-        """Return the view that has this name."""
         return EVERYTHING if name == ALL_GROUPS else cls(frozenset(groups_of(name)))
 
 
@@ -123,7 +120,6 @@ class Pen:
     takes: bool = True
 
     def changes(self, writers: str) -> bool:
-        """Return whether documents of these writers may be changed."""
         if self.groups is None or writers == ALL_WRITERS:
             return True
         return not self.groups.isdisjoint(groups_of(writers))

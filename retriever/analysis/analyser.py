@@ -30,7 +30,7 @@ import icu4py
 from icu4py.breakers import WordBreaker
 
 from kvstitch.retriever.analysis import languages
-from kvstitch.retriever.analysis.spelling import APART, CHARACTERS_KEPT, clean, fold, identifiers
+from kvstitch.retriever.analysis.spelling import APART, Characters, clean, fold, identifiers
 
 _RULES = 1  # count it up with every change of the code that changes a word
 REVISION = hashlib.sha256(
@@ -283,15 +283,5 @@ def _runs(plain: str) -> Iterator[str]:
             yield "\u00b7" + "".join(letters[start : start + _RUN])
 
 
-class _Spaced(dict[int, str | None]):
-    """Blanks in place of everything but letters, digits and marks."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        made = char if unicodedata.category(char)[0] in "LNM" else " "
-        if len(self) < CHARACTERS_KEPT:
-            self[code] = made
-        return made
-
-
-_SPACED = _Spaced()
+# Blanks in place of everything but letters, digits and marks.
+_SPACED = Characters(lambda char: char if unicodedata.category(char)[0] in "LNM" else " ")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 ZERO_WIDTH_NON_JOINER, ZERO_WIDTH_JOINER = 0x200C, 0x200D
 _TATWEEL = 0x0640
@@ -62,17 +63,17 @@ def fold(text: str) -> str:
 CHARACTERS_KEPT = 1 << 14  # of which is remembered what becomes of them; noise has a million
 
 
-class _Folded(dict[int, str | None]):
-    """What each character becomes, found out when it first occurs."""
+class Characters(dict[int, str | None]):
+    """What each character becomes (None: nothing), found out when it first occurs."""
+
+    def __init__(self, becomes: Callable[[str], str | None]) -> None:
+        self._becomes = becomes
 
     def __missing__(self, code: int) -> str | None:
-        found = _fold_char(chr(code))
+        found = self._becomes(chr(code))
         if len(self) < CHARACTERS_KEPT:
             self[code] = found
         return found
-
-
-_FOLDED = _Folded()
 
 
 def _fold_char(char: str) -> str | None:
@@ -92,6 +93,8 @@ def _fold_char(char: str) -> str | None:
         return struck[1].lower()
     return char.translate(_ARABIC)
 
+
+_FOLDED = Characters(_fold_char)
 
 _BINDU = {"\u0901": "\u0902"}  # of Hindi's two signs of a nasal vowel many write one
 

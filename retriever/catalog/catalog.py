@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 
+from kvstitch.records.documents import Collection as StoredCollection
 from kvstitch.records.documents import Document as StoredDocument
 from kvstitch.records.documents import DocumentList
 from kvstitch.retriever.analysis.analyser import AnalysedQuery, Term
@@ -36,7 +37,6 @@ from kvstitch.retriever.chunking import ChunkSpan
 from kvstitch.retriever.documents import (
     CatalogState,
     Chunk,
-    CorpusCounts,
     DocFilter,
     Document,
     IndexChange,
@@ -52,9 +52,9 @@ from kvstitch.retriever.sql.expressions import among
 
 CHUNKS_RENEWED = 200  # at a time: some tenths of a second
 _COUNTS = (
-    func.count(documents.c.document.distinct()),
-    func.count(chunks.c.chunk_id),
-    func.coalesce(func.sum(chunks.c.tokens), 0),
+    func.count(documents.c.document.distinct()).label("documents"),
+    func.count(chunks.c.chunk_id).label("chunks"),
+    func.coalesce(func.sum(chunks.c.tokens), 0).label("tokens"),
 )
 
 
@@ -316,13 +316,9 @@ class Catalog:
         """Find the `k` chunks of a scope that have the query's words, and all that hold what is to
         be held exactly."""
         with self.database.read() as read:
-            searched = queries.find_scope_in_state(read, scope)
-            if searched is None:
+            if (scope_id := queries.find_scope(read, scope)) is None:
                 return WordHits([], [])
-            scope_id, state = searched
-            # Another process that makes the words of PostgreSQL anew does not change the state.
-            counts = {} if self.shared else self._counts(scope_id, state)
-            words = Searched(read, scope_id, counts, allowed_ids)
+            words = Searched(read, scope_id, self._counts(read, scope_id), allowed_ids)
             ranked = self._words.search(words, query, k)
             exact: list[set[int]] = []
             for term in query.exact:
@@ -334,11 +330,10 @@ class Catalog:
         """Return BM25's inverse document frequency of each word in a scope; nothing where it has no
         chunks, or their words are made anew."""
         with self.database.read() as read:
-            if (searched := queries.find_scope_in_state(read, scope)) is None:
+            if (scope_id := queries.find_scope(read, scope)) is None:
                 return {}
-            scope_id, state = searched
-            counts = {} if self.shared else self._counts(scope_id, state)
-            chunks, found = self._words.frequencies(Searched(read, scope_id, counts), terms)
+            words = Searched(read, scope_id, self._counts(read, scope_id))
+            chunks, found = self._words.frequencies(words, terms)
         holding = {term: max(found.get(s[0], 0) for s in term.spellings) for term in terms}
         return (
             {term: math.log(1 + (chunks - n + 0.5) / (n + 0.5)) for term, n in holding.items()}
@@ -346,8 +341,11 @@ class Catalog:
             else {}
         )
 
-    def _counts(self, scope_id: int, state: CatalogState) -> dict[str, int]:
+    def _counts(self, read: Connection, scope_id: int) -> dict[str, int]:
         """Return what is known of a scope's words in this state; look-ups add to it."""
+        if self.shared:  # another process that makes their words anew does not change the state
+            return {}
+        state = queries.current_state(read)
         if (known := self._word_counts.find(scope_id, state)) and len(known[0]) <= WORDS:
             return known[0]
         counts: dict[str, int] = {}
@@ -417,15 +415,16 @@ class Catalog:
         with self.database.read() as read:
             return queries.changes_since(read, state, space)
 
-    def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
-        """Return the sizes of a scope, or of all tenants together if `scope` is None."""
+    def counts(self, *, scope: Scope | None = None) -> StoredCollection:
+        """Return the sizes of a scope, or of all tenants together (without a name) if None."""
         query = select(*_COUNTS).select_from(documents.outerjoin(chunks))
         with self.database.read() as read:
             if scope is not None:
                 scope_id = queries.find_scope(read, scope)
                 readers = readable(read, scope_id, scope.view)
                 query = query.where(documents.c.scope_id == scope_id, of_readers(readers))
-            return CorpusCounts(*read.execute(query).one())
+            name = "" if scope is None else scope.collection
+            return StoredCollection(collection=name, **read.execute(query).one()._mapping)
 
     def newest_texts(self, limit: int) -> list[str]:
         """Return how the texts begin that were stored last, of all tenants: 1,000 characters."""
@@ -450,21 +449,21 @@ class Catalog:
             rows = read.execute(query.order_by(*columns[:3]))
             return [(Scope(tenant, name), doc_id, at) for tenant, name, doc_id, at in rows]
 
-    def collections(self, tenant: str, view: View = EVERYTHING) -> list[tuple[str, CorpusCounts]]:
+    def collections(self, tenant: str, view: View = EVERYTHING) -> list[StoredCollection]:
         """Return a tenant's collections in which a view shows documents, with the sizes of what it
         shows, sorted by name."""
         name = scopes.c.collection
         query = select(name, *_COUNTS).select_from(scopes.join(documents).outerjoin(chunks))
         query = query.where(scopes.c.tenant == tenant).group_by(name).order_by(name)
-        found: list[tuple[str, CorpusCounts]] = []
+        found: list[StoredCollection] = []
         with self.database.read() as read:
             if view.groups is None:
-                return [(row[0], CorpusCounts(*row[1:])) for row in read.execute(query)]
+                return [StoredCollection(**row._mapping) for row in read.execute(query)]
             own = select(*scopes.c["scope_id", "collection"]).where(scopes.c.tenant == tenant)
             for scope_id, _ in read.execute(own.order_by(name)).all():
                 shown = of_readers(readable(read, scope_id, view))
                 rows = read.execute(query.where(documents.c.scope_id == scope_id, shown))
-                found += [(row[0], CorpusCounts(*row[1:])) for row in rows]
+                found += [StoredCollection(**row._mapping) for row in rows]
         return found
 
 

@@ -75,11 +75,6 @@ _SCOPE = Prepared(
     )
 )
 _STATE = Prepared(select(state.c.generation, state.c.token))
-_SCOPE_IN_STATE = Prepared(
-    select(scopes.c.scope_id, state.c.generation, state.c.token).where(
-        scopes.c.tenant == bindparam("tenant"), scopes.c.collection == bindparam("collection")
-    )
-)
 _own_chunks = select(func.count()).where(chunks.c.document == documents.c.document)
 _own_tokens = select(func.coalesce(func.sum(chunks.c.tokens), 0)).where(
     chunks.c.document == documents.c.document
@@ -106,7 +101,6 @@ def words_of(
 
 
 def is_scope(connection: Connection, scope_id: int) -> bool:
-    """Return whether a scope is still there."""
     query = select(scopes.c.scope_id).where(scopes.c.scope_id == scope_id)
     return connection.execute(query).first() is not None
 
@@ -127,12 +121,6 @@ def find_scope(connection: Connection, scope: Scope) -> int | None:
     """Return the number of a scope, or None if it has no documents."""
     row = _SCOPE.row(connection, tenant=scope.tenant, collection=scope.collection)
     return None if row is None else int(row[0])
-
-
-def find_scope_in_state(connection: Connection, scope: Scope) -> tuple[int, CatalogState] | None:
-    """Return the number of a scope and the catalog's state, or None if it has no documents."""
-    row = _SCOPE_IN_STATE.row(connection, tenant=scope.tenant, collection=scope.collection)
-    return None if row is None else (int(row[0]), CatalogState(*row[1:]))
 
 
 def document_numbers(
@@ -181,7 +169,6 @@ def marks_of(connection: Connection, document: int) -> list[DocumentMark]:
 
 
 def current_state(connection: Connection) -> CatalogState:
-    """Return the state of the catalog."""
     (row,) = _STATE.rows(connection)
     return CatalogState(*row)
 

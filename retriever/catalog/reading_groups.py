@@ -87,20 +87,22 @@ class GroupSizes:
     into counting.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock
         self._counted: dict[tuple[Scope, Owners], tuple[int, float]] = {}  # size, valid until when
         self._lock = Lock()
 
     def own(self, scope: Scope, owners: Owners) -> int:
         """Return the chunks of the documents that have exactly these owners."""
         with self._lock:
-            began = self._clock()
+            began = time.monotonic()
             size, valid_until = self._counted.get((scope, owners), (0, began))
             if size < _LARGE or began >= valid_until:
-                size = self._count(scope, owners)
-                now = self._clock()
+                with self._database.read() as read:
+                    of_scope = documents.c.scope_id == queries.find_scope(read, scope)
+                    query = select(func.count()).select_from(chunks.join(documents))
+                    size = int(read.scalar(query.where(of_scope, of_owners(owners))) or 0)
+                now = time.monotonic()
                 if len(self._counted) >= _REMEMBERED:
                     self._counted.clear()
                 self._counted[scope, owners] = size, now + _PAUSE * (now - began)
@@ -109,12 +111,6 @@ class GroupSizes:
     def trusted(self, scope: Scope, owners: Owners) -> int:
         """Return the chunks that a document of these owners may stand behind."""
         return sum(self.own(scope, each) for each in owners.trusted)
-
-    def _count(self, scope: Scope, owners: Owners) -> int:
-        with self._database.read() as read:
-            of_scope = documents.c.scope_id == queries.find_scope(read, scope)
-            query = select(func.count()).select_from(chunks.join(documents))
-            return int(read.execute(query.where(of_scope, of_owners(owners))).scalar_one())
 
 
 SHOWN = 2_000_000  # ids of chunks, of all views together

@@ -101,14 +101,13 @@ def keep_no_words(tokenizer: Tokenizer) -> None:
 
 # text-embeddings-inference refuses larger batches by default.
 _BATCH = 32
+TIMEOUT_S = 30.0
 _PAUSES_S = (0.25, 1.0)  # seconds before the second and the third try
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _SHOWN_CHARS = 200
 
 
 class EndpointEmbedder:
-    """Asks an HTTP endpoint for embeddings."""
-
     prompts = Prompts()  # those of a model behind it are its server's
 
     def __init__(
@@ -118,15 +117,11 @@ class EndpointEmbedder:
         *,
         revision: str = "",
         api_key: str | None = None,
-        timeout_s: float = 30.0,
-        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.name = model
         self.revision = hashlib.sha256(f"endpoint:{model}:{revision}".encode()).hexdigest()
         self._url = f"{url.rstrip('/')}/embeddings"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout_s = timeout_s
-        self._transport = transport
         self._starting = threading.Lock()
         self._http: httpx.Client | None = None
         self._dim = 0
@@ -142,9 +137,7 @@ class EndpointEmbedder:
         with self._starting:
             if self._http is not None:
                 return
-            self._http = httpx.Client(
-                headers=self._headers, timeout=self._timeout_s, transport=self._transport
-            )
+            self._http = httpx.Client(headers=self._headers, timeout=TIMEOUT_S)
             try:
                 self._dim = self._batch(["dimension"])[0].shape[1]
             except BaseException:

@@ -39,13 +39,11 @@ class LocalEmbedder:
         self,
         path: str | Path | None = None,
         *,
-        name: str | None = None,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         importing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`importing`: in what transformers is imported, which may leave out parts of it."""
         self._path = None if path is None else Path(path)
-        self._name = name
         self._dtype = dtype
         self._importing = importing
         self._loading = threading.Lock()
@@ -53,7 +51,7 @@ class LocalEmbedder:
 
     @property
     def name(self) -> str:
-        return self._name or self._require().folder.name
+        return self._require().folder.name
 
     @property
     def revision(self) -> str:
@@ -103,8 +101,6 @@ class LocalEmbedder:
 
 
 class _Loaded:
-    """The model in memory."""
-
     def __init__(self, folder: SentenceModelFolder, dtype: torch.dtype) -> None:
         from transformers import AutoModel, AutoTokenizer
 

@@ -8,6 +8,7 @@ of which oneDNN would make a program for; attention sees no padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,20 +20,15 @@ MAX_TOKENS = 128
 _ROWS = 16  # of a product, or a multiple; weights are arranged for so many
 
 
-class _Linear(NamedTuple):
-    weight: Tensor
-    bias: Tensor
-    packed: bool
+class _Linear:
+    """Linear modules of the same input, as one."""
 
-    @classmethod
-    def of(cls, *modules: Any) -> _Linear:
-        """Linear modules of the same input, as one."""
-        weight = torch.cat([module.weight for module in modules]).detach()
-        bias = torch.cat([module.bias for module in modules]).detach()
-        packed = _packs(weight.dtype)
-        if packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        return cls(weight, bias, packed)
+    def __init__(self, *modules: Any) -> None:
+        self.weight = torch.cat([module.weight for module in modules]).detach()
+        self.bias = torch.cat([module.bias for module in modules]).detach()
+        self.packed = _packs(self.weight.dtype)
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
 
     def __call__(self, x: Tensor, then: str = "none") -> Tensor:
         """Map `[tokens, in]` to `[tokens, out]`; `then` is "gelu" or "none"."""
@@ -45,31 +41,24 @@ class _Linear(NamedTuple):
         return F.gelu(y) if then == "gelu" else y
 
 
-class _Norm(NamedTuple):
-    weight: Tensor
-    bias: Tensor
-    eps: float
+Norm = Callable[[Tensor], Tensor]
 
-    @classmethod
-    def of(cls, module: Any) -> _Norm:
-        return cls(module.weight.detach(), module.bias.detach(), module.eps)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+def _norm(module: Any) -> Norm:
+    weight, bias, eps = module.weight.detach(), module.bias.detach(), module.eps
+    return lambda x: torch.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 class _Layer(NamedTuple):
     qkv: _Linear
     attended: _Linear
-    attended_norm: _Norm
+    attended_norm: Norm
     up: _Linear
     down: _Linear
-    norm: _Norm
+    norm: Norm
 
 
 class ShortTextBert:
-    """Computes the last hidden states of one text."""
-
     def __init__(self, model: Any) -> None:
         self._heads = int(model.config.num_attention_heads)
         parts = model.embeddings
@@ -77,7 +66,7 @@ class ShortTextBert:
             self._words = parts.word_embeddings.weight.detach()
             self._type = parts.token_type_embeddings.weight[0].detach()
             self._places = parts.position_embeddings.weight.detach()
-            self._norm = _Norm.of(parts.LayerNorm)
+            self._norm = _norm(parts.LayerNorm)
             self._layers = [_layer(each) for each in model.encoder.layer]
 
     @staticmethod
@@ -108,12 +97,12 @@ def _layer(module: Any) -> _Layer:
     attention, output = module.attention, module.output
     of = attention.self
     return _Layer(
-        _Linear.of(of.query, of.key, of.value),
-        _Linear.of(attention.output.dense),
-        _Norm.of(attention.output.LayerNorm),
-        _Linear.of(module.intermediate.dense),
-        _Linear.of(output.dense),
-        _Norm.of(output.LayerNorm),
+        _Linear(of.query, of.key, of.value),
+        _Linear(attention.output.dense),
+        _norm(attention.output.LayerNorm),
+        _Linear(module.intermediate.dense),
+        _Linear(output.dense),
+        _norm(output.LayerNorm),
     )
 
 

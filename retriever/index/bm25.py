@@ -1,4 +1,5 @@
-"""Keyword search: BM25 by SQLite's FTS5, in tables of the catalog. Callers hold a transaction.
+"""Keyword search: BM25 by SQLite's FTS5, in tables of the catalog; see FullText for what each
+function does. Callers hold a transaction.
 
 Every scope has its own table. In a common table, the score of a word would depend on other tenants'
 documents and tell about them. FTS5 gets tokens that the analyser has made, with blanks between.
@@ -18,10 +19,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from sqlalchemy import Connection
 
@@ -43,6 +43,7 @@ from kvstitch.retriever.index.full_text import (
     searched_terms,
     uncounted,
 )
+from kvstitch.retriever.sql.expressions import driver_of
 
 CHUNKS = ""  # no word: the number of a scope's chunks, among the counts of its words
 REMOVED, GROWN = 1, 2  # why a scope is stale
@@ -82,6 +83,9 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
         grown = "UPDATE scopes SET stale = ? WHERE scope_id = ? AND NOT stale"
         write.exec_driver_sql(grown, (GROWN, scope_id))
+
+
+rebuild = add  # what this release's table has not yet
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
@@ -129,7 +133,6 @@ def purge(write: Connection) -> None:
 
 
 def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
-    """See FullText.search."""
     if not query.terms or k <= 0:
         return []
     connection, scope_id = words.connection, words.scope_id
@@ -154,7 +157,6 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
 
 
 def holding(words: Searched, term: Term) -> set[int]:
-    """See FullText.holding."""
     connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
     if not tables.made:
@@ -162,7 +164,7 @@ def holding(words: Searched, term: Term) -> set[int]:
     if (held := present(term, _counts(words, tables, [term]))) is None:
         return set()
     among, ids = _allowed_condition(words.allowed_ids)
-    found = _driver(connection).execute(
+    found = driver_of(connection).execute(
         f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
         (match_expression([held]), *ids),
     )
@@ -170,24 +172,21 @@ def holding(words: Searched, term: Term) -> set[int]:
 
 
 def frequencies(words: Searched, terms: Iterable[Term]) -> tuple[int, Mapping[str, int]]:
-    """See FullText.frequencies."""
     tables = _tables(words.connection, words.scope_id)
     if not tables.made or tables.old:
         return 0, {}
     if CHUNKS not in words.counts:
         count = f"SELECT count(*) FROM {tables.new}_docsize"
-        (words.counts[CHUNKS],) = _driver(words.connection).execute(count).fetchone()
+        (words.counts[CHUNKS],) = driver_of(words.connection).execute(count).fetchone()
     return words.counts[CHUNKS], _counts(words, tables, terms)
 
 
 def outdated(connection: Connection) -> list[int]:
-    """See FullText.outdated."""
     query = "SELECT scope_id FROM scopes WHERE analyser <> ? OR old_words <> '' ORDER BY scope_id"
     return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
-    """See FullText.next_outdated."""
     tables = _tables(connection, scope_id)
     missing = f"AND chunk_id NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
     query = (
@@ -197,13 +196,7 @@ def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int
     return list(connection.exec_driver_sql(query, (scope_id, limit)).scalars())
 
 
-def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:
-    """See FullText.rebuild."""
-    add(write, scope_id, chunks)
-
-
 def finish(write: Connection, scope_id: int) -> None:
-    """See FullText.finish."""
     for table in _tables(write, scope_id).old:
         _drop(write, table)
     write.exec_driver_sql("UPDATE scopes SET old_words = '' WHERE scope_id = ?", (scope_id,))
@@ -229,7 +222,7 @@ def _rank(
 ) -> Hits:
     if not expression:
         return []
-    found = _driver(connection).execute(
+    found = driver_of(connection).execute(
         f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {among} "
         "ORDER BY rank, rowid LIMIT ?",
         (expression, *ids, k),
@@ -254,14 +247,14 @@ def _counts(words: Searched, tables: _Tables, terms: Iterable[Term]) -> dict[str
             f"SELECT term, doc FROM {tables.new}_counts "
             "WHERE term IN (SELECT value FROM json_each(?))"
         )
-        found = _driver(words.connection).execute(query, (json.dumps(tokens),))
+        found = driver_of(words.connection).execute(query, (json.dumps(tokens),))
         counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
     return counts
 
 
 def _beginning(connection: Connection, table: str, start: str) -> list[tuple[str, int]]:
     query = f"SELECT term, doc FROM {table}_counts WHERE term >= ? AND term < ?"
-    return list(_driver(connection).execute(query, (start, f"{start}\U0010ffff")).fetchall())
+    return list(driver_of(connection).execute(query, (start, f"{start}\U0010ffff")).fetchall())
 
 
 @dataclass(frozen=True)
@@ -275,7 +268,7 @@ class _Tables:
 
 def _tables(connection: Connection, scope_id: int) -> _Tables:
     query = "SELECT analyser, old_words FROM scopes WHERE scope_id = ?"
-    analyser, old_words = _driver(connection).execute(query, (scope_id,)).fetchone()
+    analyser, old_words = driver_of(connection).execute(query, (scope_id,)).fetchone()
     old = [old_words] if old_words else []
     if analyser not in ("", REVISION):
         old.append(f"words_{int(scope_id)}_{analyser}")
@@ -285,7 +278,3 @@ def _tables(connection: Connection, scope_id: int) -> _Tables:
 def _drop(write: Connection, table: str) -> None:
     write.exec_driver_sql(f"DROP TABLE IF EXISTS {table}_counts")
     write.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
-
-
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection  # as Prepared does, and for its reason

@@ -24,8 +24,6 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a saved index holds."""
-
     name: str
     revision: str
     dim: int
@@ -34,13 +32,8 @@ class Manifest:
     scopes: tuple[SavedScope, ...]
     format: int = _FORMAT
 
-    @property
-    def count(self) -> int:
-        return sum(saved.count for saved in self.scopes)
-
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of a saved index."""
     try:
         fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
         scopes = tuple(_saved_scope(**saved) for saved in fields.pop("scopes"))
@@ -107,7 +100,6 @@ def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[i
 
 
 def _ids_of(index: Any) -> set[int]:
-    """The ids in a FAISS index."""
     import faiss
 
     if isinstance(index, faiss.IndexIVF):

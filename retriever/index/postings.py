@@ -1,4 +1,5 @@
-"""Keyword search in PostgreSQL: BM25 over postings, in tables of the catalog.
+"""Keyword search in PostgreSQL: BM25 over postings, in tables of the catalog; see FullText for what
+each function does.
 
 PostgreSQL's own ranking (ts_rank) knows no frequencies of words in the corpus. So the words of
 chunks are rows here, with their positions, and BM25 is computed by a query, as SQLite's FTS5
@@ -34,6 +35,7 @@ from kvstitch.retriever.index.full_text import (
     searched_terms,
     uncounted,
 )
+from kvstitch.retriever.sql.expressions import driver_of
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
 PART = -1
@@ -78,7 +80,6 @@ _SEARCH = f"""
 
 
 def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
-    """Index chunks."""
     lengths: list[tuple[int, int, str]] = []
     rows: list[tuple[int, int, str]] = []
     for chunk_id, title, text in chunks:
@@ -111,7 +112,6 @@ def purge(write: Connection) -> None:
 
 
 def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
-    """See FullText.search."""
     if not query.terms or k <= 0:
         return []
     connection, scope_id = words.connection, words.scope_id
@@ -125,14 +125,13 @@ def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     if words.allowed_ids is not None:
         among = f"WHERE chunk_id = {_ANY}"
         more_values.append(list(words.allowed_ids))
-    rows = _driver(connection).execute(
+    rows = driver_of(connection).execute(
         _SEARCH.format(hits=hits, among=among), (*values, *more_values, k)
     )
     return [(int(chunk_id), float(score)) for chunk_id, score in rows]
 
 
 def holding(words: Searched, term: Term) -> set[int]:
-    """See FullText.holding."""
     connection, scope_id = words.connection, words.scope_id
     if (held := present(term, _counts(words, [term]))) is None:
         return set()
@@ -141,18 +140,16 @@ def holding(words: Searched, term: Term) -> set[int]:
     if words.allowed_ids is not None:
         sql += f" WHERE chunk_id = {_ANY}"
         values.append(list(words.allowed_ids))
-    return {int(chunk_id) for (chunk_id,) in _driver(connection).execute(sql, values)}
+    return {int(chunk_id) for (chunk_id,) in driver_of(connection).execute(sql, values)}
 
 
 def frequencies(words: Searched, terms: Iterable[Term]) -> tuple[int, Mapping[str, int]]:
-    """See FullText.frequencies."""
     query = "SELECT chunks FROM scope_words WHERE scope_id = %s"
-    found = _driver(words.connection).execute(query, (words.scope_id,)).fetchone()
+    found = driver_of(words.connection).execute(query, (words.scope_id,)).fetchone()
     return (0 if found is None else int(found[0])), _counts(words, terms)
 
 
 def outdated(connection: Connection) -> list[int]:
-    """See FullText.outdated."""
     query = (
         "SELECT DISTINCT scope_id FROM chunk_words JOIN chunks USING (chunk_id) "
         "JOIN documents USING (document) WHERE analyser <> %s ORDER BY scope_id"
@@ -161,7 +158,6 @@ def outdated(connection: Connection) -> list[int]:
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
-    """See FullText.next_outdated."""
     query = (
         "SELECT chunk_id FROM chunk_words JOIN chunks USING (chunk_id) "
         "JOIN documents USING (document) WHERE scope_id = %s AND analyser <> %s "
@@ -171,7 +167,6 @@ def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int
 
 
 def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:
-    """See FullText.rebuild."""
     ids = [chunk_id for chunk_id, *_ in chunks]
     _uncount(write, scope_id, ids)
     for table in ("postings", "chunk_words"):
@@ -237,7 +232,7 @@ def _counts(words: Searched, terms: Iterable[Term]) -> dict[str, int]:
             "SELECT word, count(*) FROM postings WHERE scope_id = %s "
             "AND word = ANY(CAST(%s AS text[])) GROUP BY word"
         )
-        found = _driver(words.connection).execute(query, (words.scope_id, tokens))
+        found = driver_of(words.connection).execute(query, (words.scope_id, tokens))
         words.counts.update({**dict.fromkeys(tokens, 0), **dict(found.fetchall())})
     return words.counts
 
@@ -247,9 +242,5 @@ def _beginning(words: Searched, start: str) -> list[tuple[str, int]]:
         "SELECT word, count(*) FROM postings WHERE scope_id = %s AND starts_with(word, %s) "
         "AND word >= %s GROUP BY word"
     )
-    found = _driver(words.connection).execute(query, (words.scope_id, start, start))
+    found = driver_of(words.connection).execute(query, (words.scope_id, start, start))
     return list(found.fetchall())
-
-
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection  # as Prepared does, and for its reason

@@ -204,7 +204,12 @@ class ScopeIndex:
         if not allowed or k <= 0:
             return []
         query = np.ascontiguousarray(vector, dtype=np.float32).reshape(1, -1)
-        selector = None if allowed_ids is None else _selector(allowed)
+        selector: Any = None
+        if allowed_ids is not None:
+            import faiss
+
+            ids = np.fromiter(allowed, dtype=np.int64, count=len(allowed))
+            selector = faiss.IDSelectorBatch(ids)
         probes = None
         if self.reads is not None:
             probes = self.reads.lists(k * len(self.ids) / len(allowed))
@@ -264,9 +269,3 @@ class ScopeIndex:
             rows = np.stack(list(added.values()))
             index.add_with_ids(rows, np.fromiter(added, dtype=np.int64, count=len(added)))
         self.faiss, self.reads, self.saved = index, reads, None
-
-
-def _selector(ids: Collection[int]) -> Any:
-    import faiss
-
-    return faiss.IDSelectorBatch(np.fromiter(ids, dtype=np.int64, count=len(ids)))

@@ -93,11 +93,6 @@ class VectorIndex(VectorSearch):
         with self._lock.read():
             return frozenset().union(*(part.ids for part in self._parts.values()))
 
-    def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        with self._lock.read():
-            part = self._parts.get(scope)
-            return 0 if part is None else len(part.ids)
-
     def reset(self, dim: int) -> None:
         with self._lock.write():
             self._dim, self._parts = dim, {}

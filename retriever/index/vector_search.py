@@ -20,10 +20,6 @@ class VectorSearch(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        """Return the number of vectors of a scope."""
-
-    @abstractmethod
     def reset(self, dim: int) -> None:
         """Begin anew with vectors of `dim` dimensions; what is right already may stay."""
 

@@ -59,8 +59,6 @@ class PrefixRule:
 
 @dataclass(frozen=True)
 class ChosenChunks:
-    """What a chunk is to stand behind."""
-
     prefixes: list[list[Chunk]]
     few_of: int = 0
 
@@ -78,7 +76,6 @@ class PrefixChoice:
     def choose(
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, scope: Scope
     ) -> dict[int, ChosenChunks]:
-        """Choose the prefixes of chunks."""
         query = select(
             vectors.c.chunk_id, vectors.c.vector, *documents.c["readers", "writers"]
         ).select_from(vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents))

@@ -98,6 +98,11 @@ def upsert(
         write.execute(insert.on_conflict_do_nothing() if update is None else update, rows)
 
 
+def driver_of(connection: sa.Connection) -> Any:
+    """Return the driver's own connection, which answers in a part of SQLAlchemy's time."""
+    return connection.connection.driver_connection
+
+
 class Prepared:
     """A SELECT on the path of a request: compiled once, and run by the driver itself.
 
@@ -116,8 +121,7 @@ class Prepared:
         values = {**defaults, **values}
         for name, process in processors:
             values[name] = process(values[name])
-        driver: Any = connection.connection.driver_connection
-        found: list[tuple[Any, ...]] = driver.execute(sql, values).fetchall()
+        found: list[tuple[Any, ...]] = driver_of(connection).execute(sql, values).fetchall()
         return found
 
     def row(self, connection: sa.Connection, **values: Any) -> tuple[Any, ...] | None:

@@ -43,7 +43,6 @@ class Schema:
 
     @property
     def head(self) -> str:
-        """The newest revision."""
         return [self.first, *self.upgrades][-1]
 
 

@@ -17,14 +17,14 @@ from tests.retriever.conftest import OpenRetriever
 TEXT = "# Kettle\n\nIntro.\n\n## Parts\n\nMany.\n\n### Screws\n\nSmall.\n\n## Care\n\nDry it."
 
 
+def heading(at: int, label: str) -> DocumentMark:
+    return DocumentMark(start=at, kind="heading", label=label)
+
+
 def document(text: str, title: str = "") -> Document:
     starts = [0, *(n + 1 for n, char in enumerate(text) if char == "\n")]
     lines = [(start, text[start:].partition("\n")[0]) for start in starts]
-    marks = tuple(
-        DocumentMark(start=n, kind="heading", label=one.strip("# ="))
-        for n, one in lines
-        if one[:1] in ("#", "=")
-    )
+    marks = tuple(heading(n, one.strip("# =")) for n, one in lines if one[:1] in ("#", "="))
     return Document("a", text, title, {}, marks)
 
 
@@ -68,10 +68,7 @@ def test_levels_of_other_signs(text: str, paths: list[str]) -> None:
     labels = ["Log", "Old", "A", "Top" if "Top" in text else "New"]
     starts = [text.rindex(line) for label in labels for line in text.split("\n")
               if line.strip("#= ") == label]  # fmt: skip
-    marks = tuple(
-        DocumentMark(start=at, kind="heading", label=label)
-        for at, label in zip(starts, labels, strict=True)
-    )
+    marks = tuple(map(heading, starts, labels))
     made = Document("a", text, "", {}, marks)
     assert heading_paths(made, cut(text, "x1", "x2", "x3")) == paths
 

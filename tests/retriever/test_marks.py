@@ -62,10 +62,9 @@ def test_other_marks_are_another_revision(tmp_path: Path) -> None:
     retriever.close()
 
 
-BEFORE, BEHIND = (DocumentMark(start=at, kind="page", label="1") for at in (-1, 99))
-
-
-@pytest.mark.parametrize("marks", [MARKS[::-1], (BEFORE,), (BEHIND,)])
+@pytest.mark.parametrize(
+    "marks", [MARKS[::-1], (replace(MARKS[0], start=-1),), (replace(MARKS[0], start=99),)]
+)
 def test_marks_out_of_order_or_of_the_text(tmp_path: Path, marks: tuple[DocumentMark, ...]) -> None:
     retriever = opened(tmp_path)
     (result,) = retriever.ingest([replace(DOCUMENT, marks=marks)])

@@ -37,7 +37,7 @@ def test_scopes_share_nothing(open_retriever: OpenRetriever) -> None:
         counts = retriever.catalog.counts(scope=scope)
         assert (counts.documents, counts.chunks, counts.tokens) == (1, 1, chunk.tokens)
     assert retriever.catalog.counts().documents == len(SCOPES)
-    assert [(name, n.documents) for name, n in retriever.catalog.collections("acme")] == [
+    assert [(n.collection, n.documents) for n in retriever.catalog.collections("acme")] == [
         ("default", 1),
         ("x", 1),
     ]

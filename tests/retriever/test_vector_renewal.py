@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,13 @@ from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.retriever.vector_renewal import CHUNKS_RENEWED
 from tests.fakes.models import HashingEmbedder, WordCounter
 
+MARK = DocumentMark(start=0, kind="heading", label="Screws")
 DOCUMENTS = [
     Document(
         f"d{n}",
         f"Screws\nscrew{n} is made of steel, as long as it is said to be\n\nNuts\nnut{n} fits",
         title=f"part {n}",
-        marks=(
-            DocumentMark(start=0, kind="heading", label="Screws"),
-            DocumentMark(start=len("Screws\n"), kind="page", label="1"),
-        ),
+        marks=(MARK, replace(MARK, start=len("Screws\n"), kind="page", label="1")),
     )
     for n in range(CHUNKS_RENEWED)
 ]

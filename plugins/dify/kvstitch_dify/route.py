@@ -101,7 +101,7 @@ async def _found(body: RetrievalRequest, call: CallContext, gateway: Gateway) ->
     found = await gateway.searches.search(translation.search_request(body), call)
     if not found.results:
         collections = await gateway.corpus.documents.collections(call.principal)
-        if found.collection not in dict(collections):
+        if found.collection not in [one.collection for one in collections]:
             raise NotFound(
                 f"knowledge_id: there is no collection {found.collection!r} with documents that "
                 "this key may read",

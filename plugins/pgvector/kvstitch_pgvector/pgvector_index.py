@@ -48,11 +48,8 @@ class PgvectorIndex(VectorSearch):
         self._dim = 0
 
     def __len__(self) -> int:
-        return self._number(f"SELECT count(*) FROM {self._table}", ())
-
-    def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        query = f"SELECT count(*) FROM {self._table} WHERE scope_id = {_SCOPE}"
-        return self._number(query, (scope.tenant, scope.collection))
+        with self._database.read() as read:
+            return int(read.exec_driver_sql(f"SELECT count(*) FROM {self._table}").scalar_one())
 
     def reset(self, dim: int) -> None:
         """Make the table; its rows are right, and `add` adds those that are missing."""
@@ -191,10 +188,6 @@ class PgvectorIndex(VectorSearch):
     @property
     def _table(self) -> str:
         return f"pgvector_{int(self._dim)}"
-
-    def _number(self, query: str, values: tuple[object, ...]) -> int:
-        with self._database.read() as read:
-            return int(read.exec_driver_sql(query, values).scalar_one())
 
 
 def _text(vector: Vectors) -> str:

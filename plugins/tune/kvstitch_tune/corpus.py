@@ -108,13 +108,7 @@ class Corpus:
         return self._retriever.catalog.counts(scope=self._scope).documents
 
     def _names(self) -> Iterator[str]:
-        cursor = None
-        while True:
-            page = self._retriever.catalog.page(PAGE, cursor, scope=self._scope)
-            yield from (document.doc_id for document in page.documents)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return _names(self._retriever.catalog, self._scope)
 
 
 @contextmanager
@@ -172,7 +166,8 @@ def _collection(
     with _started(folder, prompts, settings) as retriever:
         scope = Scope(collection=collection)
         if not retriever.catalog.counts(scope=scope).chunks:
-            known = ", ".join(name for name, _ in retriever.catalog.collections("")) or "none"
+            there = retriever.catalog.collections("")
+            known = ", ".join(one.collection for one in there) or "none"
             raise InvalidRequest(
                 f"there is no collection {collection!r} with documents; there are: {known}",
                 field="collection",
@@ -230,14 +225,8 @@ def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace)
             doc_id, stored.text or "", stored.title, stored.metadata, tuple(stored.marks or ()),
             joined_readers(stored.readers),
         )  # fmt: skip
-        target.upsert(
-            document,
-            stored.revision,
-            spans,
-            of_chunks.reshape(len(spans), space.dim),
-            space,
-            scope=scope,
-        )
+        rows = of_chunks.reshape(len(spans), space.dim)
+        target.upsert(document, stored.revision, spans, rows, space, scope=scope)
 
 
 def _names(source: Catalog, scope: Scope) -> Iterator[str]:

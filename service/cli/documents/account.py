@@ -24,7 +24,6 @@ _TEXT_SHARE = {
     **{".html": 0.4, ".htm": 0.4, ".eml": 0.3, ".xlsx": 2.0, ".docx": 0.5, ".pptx": 0.05},
     **{".epub": 1.5, ".pdf": 0.1},
 }
-_FIRST_WORDS = re.compile(r"[^:(]*")
 
 
 @dataclass(frozen=True)
@@ -190,5 +189,4 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 def _reason(message: str) -> str:
     """Return the beginning of the service's message, which names no document."""
-    found = _FIRST_WORDS.match(message)
-    return (found[0] if found else message).strip() or message
+    return re.split("[:(]", message, maxsplit=1)[0].strip() or message

@@ -213,7 +213,6 @@ def _show_receipt(found: Receipt, *, as_json: bool) -> None:
 
 
 def _confirm(collection: str, where: dict[str, Any]) -> None:
-    """Ask at the terminal."""
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise WrongArgument(

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from kvstitch.client import Client, Receipt, errors
@@ -115,12 +115,7 @@ class FolderSync:
 
     def delete(self, names: Collection[Name]) -> int:
         """Delete documents; returns how many chunks' KV may still be there after a while."""
-        receipts: list[Receipt] = []
-        for collection in sorted({collection for collection, _ in names}):
-            doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
-            for start in range(0, len(doc_ids), DELETED_AT_ONCE):
-                part = doc_ids[start : start + DELETED_AT_ONCE]
-                receipts.append(self._client.delete_documents(part, collection=collection))
+        receipts = list(delete_named(self._client, names))
         give_up_at = time.monotonic() + KV_S
         while any(each.state == "owed" for each in receipts) and time.monotonic() < give_up_at:
             time.sleep(0.5)
@@ -169,6 +164,15 @@ class FolderSync:
             if of_bytes.get(digest, ("",))[0] == self._collection:
                 out.append((of_bytes.pop(digest), new))
         return out
+
+
+def delete_named(client: Client, names: Collection[Name]) -> Iterator[Receipt]:
+    """Delete documents, some in one call each; yields the receipts."""
+    for collection in sorted({collection for collection, _ in names}):
+        doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
+        for start in range(0, len(doc_ids), DELETED_AT_ONCE):
+            part = doc_ids[start : start + DELETED_AT_ONCE]
+            yield client.delete_documents(part, collection=collection)
 
 
 def _sha256(source: SourceFile) -> str:

@@ -95,7 +95,6 @@ class Ingest:
             self.say(f"  {file.detail}: skipped with all that is in it, a hidden folder")
 
     def fail(self, document: UnsendableDocument) -> None:
-        """Name a document that cannot be sent."""
         self.account.found += 1
         self.bar.advance(self._sent)
         self._refuse(document)
@@ -105,7 +104,6 @@ class Ingest:
         self.say(f"  {document.doc_id}: {document.message}")
 
     def send_all(self, client: Client, documents: Iterable[Read]) -> None:
-        """Send everything that can be sent, in batches."""
         for batch in batches(self._sendable(documents), self._given.batch):
             self._send(client, batch)
             self.bar.advance(self._sent, len(batch))
@@ -143,7 +141,6 @@ class Ingest:
             self._note(client, job)
 
     def watch(self, client: Client) -> None:
-        """Wait until every job has ended."""
         jobs = self.account.jobs
         self.bar.start_task(self._stored)
         while True:
@@ -274,25 +271,12 @@ def submit(
     """Return the job of a batch, which may be under way already."""
 
     def send(key: str | None) -> Job:
+        given: Any = {"collection": collection, "readers": readers, "writers": writers,
+                      "source": source, "idempotency_key": key}  # fmt: skip
         if batch[0].media_type == ROW:
-            lines = [document.content for document in batch]
-            return client.precompute_lines(
-                lines,
-                collection=collection,
-                readers=readers,
-                writers=writers,
-                source=source,
-                idempotency_key=key,
-            )
-        return client.precompute_files(
-            [(document.doc_id, document.content, document.media_type) for document in batch],
-            collection=collection,
-            metadata=metadata or None,
-            readers=readers,
-            writers=writers,
-            source=source,
-            idempotency_key=key,
-        )
+            return client.precompute_lines([document.content for document in batch], **given)
+        files = [(document.doc_id, document.content, document.media_type) for document in batch]
+        return client.precompute_files(files, metadata=metadata or None, **given)
 
     of_all = [collection, metadata, *([sorted(readers)] if readers else []), source]
     of_all += [sorted(writers)] if writers else []

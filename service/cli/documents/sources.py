@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from kvstitch.service.cli.options import WrongArgument
 from kvstitch.service.gateway.documents.parsing.file_kinds import (
@@ -44,11 +44,6 @@ class SourceFile:
     doc_id: str
     root: Path = Path()  # the folder from which its name goes
     named: bool = False  # whether it is one that somebody has named, which may be a link
-
-    @classmethod
-    def of(cls, path: Path, root: Path) -> Self:
-        """Return a file as the document of its path, in the form in which people type it (NFC)."""
-        return cls(path, name_of(path, root), root)
 
     @property
     def lines(self) -> bool:
@@ -133,7 +128,7 @@ class Found:
         """Take a file, unless it is empty or was taken under another name, or is a link to one that
         is not below the folder and was not `named` itself: whoever may write there may not read
         all that this command may."""
-        source = replace(SourceFile.of(path, root), named=named)
+        source = SourceFile(path, name_of(path, root), root, named)
         try:
             real, size = path.resolve(), path.stat().st_size
             outside = not real.is_relative_to(root.resolve())
@@ -241,7 +236,7 @@ def _match(pattern: str, found: Found) -> None:
 
 
 def name_of(path: Path, root: Path) -> str:
-    """Return what a file's document is called."""
+    """Return what a file's document is called, in the form in which people type it (NFC)."""
     return unicodedata.normalize("NFC", path.relative_to(root).as_posix())
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from kvstitch.client import Client, errors
 from kvstitch.service.cli.documents.account import sentence
-from kvstitch.service.cli.documents.folder_sync import DELETED_AT_ONCE, FolderSync
+from kvstitch.service.cli.documents.folder_sync import FolderSync, delete_named
 from kvstitch.service.cli.documents.sending import Ingest
 from kvstitch.service.cli.documents.sources import (
     DocumentToSend,
@@ -58,8 +58,6 @@ def run(args: argparse.Namespace, metadata: dict[str, Any]) -> NoReturn:
 
 
 class Watch:
-    """The state of one watched folder."""
-
     def __init__(self, args: argparse.Namespace, metadata: dict[str, Any]) -> None:
         self._args, self._metadata = args, metadata
         self._root = Path(args.paths[0])
@@ -73,7 +71,6 @@ class Watch:
         self._compared = False  # with what was stored before
 
     def round(self) -> None:
-        """One look at the folder, and what follows from it."""
         try:
             found = scan([str(self._root)], hidden=self._args.hidden)
         except WrongArgument as error:
@@ -219,12 +216,8 @@ class Watch:
         if not names:
             return
         if self._args.prune:
-            for collection in {collection for collection, _ in names}:
-                doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
-                wanted = collection or self._args.collection or "default"
-                for start in range(0, len(doc_ids), DELETED_AT_ONCE):
-                    part = doc_ids[start : start + DELETED_AT_ONCE]
-                    client.delete_documents(part, collection=wanted)
+            usual = self._args.collection or "default"
+            list(delete_named(client, {(own or usual, doc_id) for own, doc_id in names}))
             event = word = "deleted"
         else:
             event, word = "removed", "gone; its document stays"

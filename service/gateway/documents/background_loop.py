@@ -2,6 +2,7 @@
 of a batch."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -52,7 +53,8 @@ class BackgroundLoop:
             self._woken.clear()
             try:
                 if not await self._step():
-                    await self._wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), self._poll_s)
             except Exception as error:
                 pause_s = retry_after_s(error)
                 if pause_s is None:
@@ -62,29 +64,23 @@ class BackgroundLoop:
                     logger.log(level, "%s waits: %s", self._name, error)
                 await asyncio.sleep(RETRY_UNEXPECTED_S if pause_s is None else pause_s)
 
-    async def _wait(self) -> None:
-        try:
-            await asyncio.wait_for(self._woken.wait(), self._poll_s)
-        except TimeoutError:
-            return
-
 
 async def side_by_side(
     works: Sequence[Callable[[], Coroutine[None, None, None]]], most: int
 ) -> None:
     """Run these in their order, at most so many at a time; the first error cancels the others."""
-    tasks: list[asyncio.Task[None]] = []
-    running: set[asyncio.Task[None]] = set()
+    turns = asyncio.Semaphore(most)
+
+    async def in_turn(work: Callable[[], Coroutine[None, None, None]]) -> None:
+        await turns.acquire()
+        await work()
+        turns.release()  # not after an error: no other begins
+
+    tasks = [asyncio.create_task(in_turn(work)) for work in works]
     try:
-        for work in works:
-            tasks.append(asyncio.create_task(work()))
-            running.add(tasks[-1])
-            while len(running) >= most or (running and len(tasks) == len(works)):
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+        await asyncio.gather(*tasks)
     finally:
-        for task in running:
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

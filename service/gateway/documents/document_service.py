@@ -11,9 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from kvstitch.records.documents import Document, DocumentList, Receipt, SourceDocument
+from kvstitch.records.documents import (
+    Collection,
+    Document,
+    DocumentList,
+    Receipt,
+    SourceDocument,
+)
 from kvstitch.retriever import Chunk, DocFilter, Scope
-from kvstitch.retriever.documents import CorpusCounts
 from kvstitch.retriever.scope import View, joined_writers
 from kvstitch.service.errors import Conflict, KvstitchError, NotAWriter, NotFound
 from kvstitch.service.gateway.auth.access import Principal
@@ -59,7 +64,6 @@ class DocumentService:
         return replace(found, warnings=await asyncio.to_thread(self._jobs.warnings, *key))
 
     async def chunks(self, scope: Scope, doc_id: str) -> list[Chunk]:
-        """Return a document's chunks in their order."""
         return await self._retriever.run(self._retriever.catalog.chunks_of, doc_id, scope=scope)
 
     async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> Document:
@@ -73,7 +77,7 @@ class DocumentService:
         self._ingestion.check_pins()
         return _without_text(await self.get(scope, doc_id))
 
-    async def collections(self, principal: Principal) -> list[tuple[str, CorpusCounts]]:
+    async def collections(self, principal: Principal) -> list[Collection]:
         """Return the collections that hold what the sender may read, with the sizes of that."""
         self._retriever.require()
         catalog = self._retriever.catalog
@@ -202,7 +206,7 @@ class DocumentService:
         with contextlib.suppress(KvstitchError):  # the precompute loop tries again
             await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
         self._ingestion.wake_precompute()
-        await asyncio.to_thread(self._deletions.scrub)
+        await asyncio.to_thread(self._deletions.database.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None
         return _told(found[0], scope.view)

@@ -64,21 +64,19 @@ class IndexingStage:
         purges: PurgeQueue,
         limits: FileLimits,
         *,
-        on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
-        on_indexed: Callable[[Sequence[IngestDocument]], None] = lambda indexed: None,
+        on_indexed: Callable[
+            [Sequence[IngestDocument], Sequence[ParseWarning]], None
+        ] = lambda indexed, warnings: None,
         aside: bool = False,
     ) -> None:
         self._queue = queue
         self._retriever = retriever
         self._purges = purges
         self._parser = DocumentParser(limits)
-        self._on_warnings, self._on_indexed = on_warnings, on_indexed
+        self._on_indexed = on_indexed
         self.step: Literal["reading", "embedding"] = "reading"
         self._aside = aside
-        self.long = LongDocuments(
-            self._parser, retriever,
-            wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
-        )  # fmt: skip
+        self.long = LongDocuments(self._parser, retriever, queue, self._store)
 
     async def index_batch(self) -> Indexed:
         """Parse, embed and store some documents; returns which of those that are pending."""
@@ -148,11 +146,14 @@ class IndexingStage:
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
         return [parsed[item.number] for item in batch if item.number in parsed], failed
 
-    async def _store(self, embedded: Sequence[ParsedDocument], failed: Failed) -> None:
+    async def _store(
+        self, embedded: Sequence[ParsedDocument], failed: Sequence[tuple[IngestDocument, str]] = ()
+    ) -> None:
         """Store those that were not cancelled meanwhile, after purges for their previous revisions
         were added, and note what became of all. No document may come twice."""
+        failures = list(failed)
         indexed: list[IngestDocument] = []
-        warned: list[Sequence[ParseWarning]] = []
+        warned: list[ParseWarning] = []
         async with self._purges.catalog_lock:
             numbers = [each.item.number for each in embedded]
             current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
@@ -168,30 +169,17 @@ class IndexingStage:
                 said = await self._retriever.run(self._retriever.advice.warnings, texts)
                 for each, result, language in zip(group, results, said, strict=True):
                     if result.error is not None:
-                        failed.append((each.item, str(result.error)))
+                        failures.append((each.item, str(result.error)))
                         continue
                     warnings = [*each.warnings, *([TITLE_CUT] if each.title_cut else [])]
                     if language:
                         warnings.append(ParseWarning("other_language", language))
-                    warned.append(warnings)
+                    warned += warnings
                     indexed.append(replace(
                         each.item, change=result.status, chunks=len(result.chunks),
                         tokens=sum(chunk.tokens for chunk in result.chunks),
                         warnings=json.dumps(list(map(asdict, warnings)), ensure_ascii=False),
                     ))  # fmt: skip
-            for of_document in warned:
-                self._on_warnings(of_document)
-            await asyncio.to_thread(self._queue.set_failed, failed)
+            await asyncio.to_thread(self._queue.set_failed, failures)
             await asyncio.to_thread(self._queue.set_indexed, indexed)
-            self._on_indexed(indexed)
-
-    # -- of documents that take long -------------------------------------------------------------
-
-    async def _still_pending(self, number: int) -> bool:
-        return bool(await asyncio.to_thread(self._queue.still_in, "pending", [number]))
-
-    async def _store_long(self, embedded: ParsedDocument) -> None:
-        await self._store([embedded], [])
-
-    async def _fail_long(self, item: IngestDocument, message: str) -> None:
-        await asyncio.to_thread(self._queue.set_failed, [(item, message)])
+            self._on_indexed(indexed, warned)

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from kvstitch.retriever import Scope
 from kvstitch.service.errors import (
@@ -71,12 +70,11 @@ class Ingestion:
         self._metrics = metrics
         loras = settings.precomputed_loras
         self.pace = Pace((1 + chunks.has_copies) * (1 + len(loras)))
-        self._stage = IndexingStage(
+        self.stage = IndexingStage(
             jobs, chunks.retriever, purges, FileLimits.of(settings),
-            on_warnings=self._count_warnings, on_indexed=self._count_indexed, aside=True,
+            on_indexed=self._count_indexed, aside=True,
         )  # fmt: skip
-        self._stage.long.on_end = self._on_long_end
-        self.long = self._stage.long
+        self.stage.long.on_end = self._on_long_end
         self._kv = KvStage(jobs, worker, chunks, purges, loras=loras, on_reply=self.pace.add)
         self._pin_check_s = settings.pin_check_s
         self._pins_checked_at = float("-inf")
@@ -92,7 +90,7 @@ class Ingestion:
     async def close(self) -> None:
         """Cancel the step under way; the next start continues with what is left."""
         await self.indexing.close()
-        await self.long.close()
+        await self.stage.long.close()
         await self.precompute.close()
 
     def wake_precompute(self) -> None:
@@ -117,15 +115,10 @@ class Ingestion:
         """Why no KV can be computed; None if it can."""
         return None if self._worker.ready else f"the worker is not ready: {self._worker.reason}"
 
-    @property
-    def step(self) -> Literal["reading", "embedding"]:
-        """What is being done of documents that are pending."""
-        return self._stage.step
-
     async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
         """End what is being done for a job, as `KvStage.cancel`; a batch is indexed without those
         of its documents that were cancelled."""
-        self.long.cancel(job_id)
+        self.stage.long.cancel(job_id)
         await self._kv.cancel(job_id, indexed)
 
     async def refresh_gauges(self) -> None:
@@ -137,11 +130,11 @@ class Ingestion:
         for state in JOB_STATES:
             self._metrics.jobs.labels(state).set(states.get(state, 0))
 
-    def _count_warnings(self, warnings: Sequence[ParseWarning]) -> None:
+    def _count_indexed(
+        self, items: Sequence[IngestDocument], warnings: Sequence[ParseWarning]
+    ) -> None:
         for warning in warnings:
             self._metrics.document_warnings.labels(warning.code).inc(warning.count)
-
-    def _count_indexed(self, items: Sequence[IngestDocument]) -> None:
         for item in items:
             self.pace.indexed(item.size, item.change, item.tokens, known=item.known)
 
@@ -152,14 +145,14 @@ class Ingestion:
     async def _index(self) -> bool:
         """Index one batch; return False if there was none."""
         self.pace.indexing.begin()
-        indexed = await self._stage.index_batch()
+        indexed = await self.stage.index_batch()
         if self._long_ended and indexed == "nothing":
             self._long_ended, indexed = False, "all"
         if indexed == "nothing":
             self.pace.end_indexing()
             if self._needs_scrub:
                 self._needs_scrub = False
-                await asyncio.to_thread(self._jobs.scrub)
+                await asyncio.to_thread(self._jobs.database.scrub)
                 self._retriever.give_back_memory()
             return False
         self._needs_scrub = True
@@ -205,7 +198,7 @@ class Ingestion:
         """Return whether documents are being indexed that prefixes should be chosen among; nobody
         waits for those that take long."""
         few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
-        return few and bool(self._jobs.pending(1, 1, without=self.long.numbers))
+        return few and bool(self._jobs.pending(1, 1, without=self.stage.long.numbers))
 
     # -- of documents that are done --------------------------------------------------------------
 

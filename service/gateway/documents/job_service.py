@@ -8,7 +8,7 @@ the job says nothing any more. It cancels those whose sender writes for one of i
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -76,6 +76,7 @@ class JobService:
             who = principal.view, principal.pen, principal.key_id, self._most_jobs
             job_id = await asyncio.to_thread(self._jobs.begin, tenant, *who)
             readers: set[str] = set()
+            check = partial(self._quotas.check_stored, principal.limits)
             try:
                 digest = await self._spool(job_id, self._allowed(documents, principal, readers))
                 known = await self._known(tenant, idempotency_key)
@@ -87,7 +88,7 @@ class JobService:
                             idempotency_key,
                             digest,
                             readers=readers,
-                            check=self._room_for(principal),
+                            check=check if self._quotas.limits_stored(principal.limits) else None,
                         )
                     except AlreadyThere:  # by another gateway, since we looked
                         known = await self._known(tenant, idempotency_key)
@@ -101,16 +102,16 @@ class JobService:
                 await asyncio.shield(self._drop())
                 raise
         self._ingestion.indexing.wake()
-        return await self._get(principal, job_id)
+        return await self.get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
         """Return one job, with the errors of so many documents that failed; raises NotFound."""
-        return await self._get(principal, job_id, max_errors, await self._stopped_by())
+        stored = await self._stored(principal, job_id, max_errors)
+        return await self._job_for(stored, principal, await self._stopped_by())
 
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
     ) -> JobList:
-        """Return jobs, newest first."""
         found, next_cursor = await asyncio.to_thread(
             self._jobs.page, principal.tenant, limit, cursor, state, principal.view
         )
@@ -131,26 +132,15 @@ class JobService:
             indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
             await self._ingestion.cancel(job_id, indexed)
         await self._ingestion.refresh_gauges()
-        await asyncio.to_thread(self._jobs.scrub)
-        return await self._get(principal, job_id)
+        await asyncio.to_thread(self._jobs.database.scrub)
+        return await self.get(principal, job_id)
 
     async def states(self) -> dict[str, int]:
-        """Return how many jobs of all tenants are in each state."""
         return await asyncio.to_thread(self._jobs.states)
 
     async def _stopped_by(self) -> str | None:
         """Return why no open job goes on at the moment; None if they do."""
         return await asyncio.to_thread(self._disk.reason)
-
-    async def _get(
-        self,
-        principal: Principal,
-        job_id: str,
-        max_errors: int = MAX_ERRORS,
-        stopped_by: str | None = None,
-    ) -> Job:
-        stored = await self._stored(principal, job_id, max_errors)
-        return await self._job_for(stored, principal, stopped_by)
 
     async def _stored(
         self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS
@@ -165,7 +155,7 @@ class JobService:
         return job
 
     async def _job_for(
-        self, stored: StoredJob, principal: Principal, stopped_by: str | None = None
+        self, stored: StoredJob, principal: Principal, stopped_by: str | None
     ) -> Job:
         """Return what a sender is told of a job: how long it takes, what it waits for, and nothing
         of documents that they may not read now."""
@@ -181,7 +171,7 @@ class JobService:
                 phase = "precomputing"
                 waits_for = waits_for or self._ingestion.waits_for
             elif job.state == "running" or not stored.ahead.earlier:
-                phase = self._ingestion.step
+                phase = self._ingestion.stage.step
             job = replace(job, phase=phase, waiting=waits_for)
             if not stopped_by and (takes := self._time_for(stored)) is not None:
                 low, eta, high = map(float, takes)
@@ -201,7 +191,7 @@ class JobService:
 
     def _time_for(self, stored: StoredJob) -> Seconds | None:
         """Return how long a job takes still; None if that is not known."""
-        aside = self._ingestion.long.of_job(stored.job.job_id)
+        aside = self._ingestion.stage.long.of_job(stored.job.job_id)
         takes = self._ingestion.time_for(stored.ahead, sum(each.item.size for each in aside))
         if aside and takes is not None:
             known = [each.eta_s for each in aside if each.eta_s is not None]
@@ -215,7 +205,7 @@ class JobService:
         return [
             (each.item.collection, JobStep(doc_id=each.item.doc_id, step=each.step,
                                            done=each.done, total=each.total, eta_s=each.eta_s))
-            for each in ([] if job.ended else self._ingestion.long.of_job(job.job_id))
+            for each in ([] if job.ended else self._ingestion.stage.long.of_job(job.job_id))
         ]  # fmt: skip
 
     async def _hidden(
@@ -270,11 +260,6 @@ class JobService:
         digest.update(await asyncio.to_thread(self._jobs.spool, job_id, batch))
         return digest.digest()
 
-    def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:
-        """Return the check that refuses too many documents or bytes; None if there is no quota."""
-        limited = self._quotas.limits_stored(principal.limits)
-        return partial(self._quotas.check_stored, principal.limits) if limited else None
-
     async def _known(self, tenant: str, key: str | None) -> tuple[str, bytes] | None:
         """Return id and digest of the job that was accepted with this key, if there is one."""
         return None if key is None else await asyncio.to_thread(self._jobs.find, tenant, key)
@@ -289,7 +274,7 @@ class JobService:
                 "the Idempotency-Key was used for other documents: send a new key with them",
                 field="Idempotency-Key",
             )
-        return await self._get(principal, job_id)
+        return await self.get(principal, job_id)
 
     @contextlib.contextmanager
     def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:

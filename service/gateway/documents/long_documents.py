@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvstitch.service.errors import KvstitchError
 from kvstitch.service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
+from kvstitch.service.gateway.documents.jobs.document_queue import DocumentQueue
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
 from kvstitch.service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
 from kvstitch.service.gateway.search.async_retriever import AsyncRetriever
@@ -56,16 +57,13 @@ class LongDocuments:
         self,
         parser: DocumentParser,
         retriever: AsyncRetriever,
-        *,
-        wanted: Callable[[int], Awaitable[bool]],
-        store: Callable[[ParsedDocument], Awaitable[None]],
-        fail: Callable[[IngestDocument, str], Awaitable[None]],
+        queue: DocumentQueue,
+        store: Callable[[Sequence[ParsedDocument]], Awaitable[None]],
     ) -> None:
         self._parser = parser
         self._retriever = retriever
-        self._wanted = wanted
+        self._queue = queue
         self._store = store
-        self._fail = fail
         self._long: dict[int, LongDocument] = {}
         self._held: set[int] = set()
         self.on_end: Callable[[], None] = lambda: None
@@ -94,7 +92,6 @@ class LongDocuments:
         return earlier
 
     def of_job(self, job_id: str) -> list[LongDocument]:
-        """Return those of a job."""
         return [each for each in self._long.values() if each.item.job_id == job_id]
 
     def cancel(self, job_id: str) -> None:
@@ -130,7 +127,8 @@ class LongDocuments:
         except Exception as error:
             pause_s = retry_after_s(error)
             if pause_s is None and isinstance(error, KvstitchError):
-                await self._fail(each.item, error.message)
+                failed = [(each.item, error.message)]
+                await asyncio.to_thread(self._queue.set_failed, failed)
             else:  # it stays pending, and is begun again
                 if pause_s is None:
                     logger.exception("a long document failed unexpectedly; it is tried again")
@@ -153,8 +151,9 @@ class LongDocuments:
         each.step, each.began = "embedding", time.monotonic()
         each.total = len(parsed.spans)
         while each.done < each.total:
-            if not await self._wanted(each.item.number):
+            number = each.item.number
+            if not await asyncio.to_thread(self._queue.still_in, "pending", [number]):
                 return
             await self._retriever.embed_part(parsed, each.done, PART_CHUNKS)
             each.done = min(each.total, each.done + PART_CHUNKS)
-        await self._store(parsed)
+        await self._store([parsed])

@@ -96,7 +96,7 @@ def test_save_and_load(index: VectorIndex, tmp_path: Path) -> None:
     other = VectorIndex()
     loaded = other.load(tmp_path / "index", SPACE)
     assert loaded == saved
-    assert (loaded.count, loaded.generation, loaded.token) == (49, 12, "token")
+    assert (loaded.scopes[0].count, loaded.generation, loaded.token) == (49, 12, "token")
     query = unit_vectors(1, seed=1)[0]
     assert other.search(query, 5) == index.search(query, 5)
     other.remove([8])
@@ -108,7 +108,7 @@ def test_next_save_replaces_the_last_one(index: VectorIndex, tmp_path: Path) -> 
         index.add([generation], unit_vectors(1, generation))
         index.save(tmp_path, SPACE, generation, "token")
     assert len(list(tmp_path.iterdir())) == 2
-    assert VectorIndex().load(tmp_path, SPACE).count == 3
+    assert VectorIndex().load(tmp_path, SPACE).scopes[0].count == 3
 
 
 @pytest.mark.parametrize(

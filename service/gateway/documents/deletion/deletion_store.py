@@ -42,7 +42,7 @@ class DeletionStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
     def __init__(self, database: ServiceDatabase) -> None:
-        self._database = database
+        self.database = database
         self._shared = database.shared
 
     # -- receipts --------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class DeletionStore:
         ended = receipts.c.tenant == tenant, own, receipts.c.completed.is_not(None)
         oldest = select(receipts.c.created).where(*ended).order_by(receipts.c.created.desc())
         older = receipts.c.created <= oldest.offset(RECEIPTS_KEPT).limit(1).scalar_subquery()
-        with self._database.write() as write:
+        with self.database.write() as write:
             write.execute(receipts.delete().where(*ended, older))
             write.execute(receipts.insert(), row)
             write.execute(sizes.delete().where(*of_collection, among(sizes.c.doc_id, doc_ids)))
@@ -87,7 +87,7 @@ class DeletionStore:
         """Return a receipt as it is now, and the readers of its documents."""
         named = receipts.c.receipt_id == receipt_id, receipts.c.tenant == tenant
         own = select(func.count()).where(purges.c.receipt_id == receipts.c.receipt_id)
-        with self._database.read() as read:
+        with self.database.read() as read:
             query = select(receipts, own.scalar_subquery().label("owed")).where(*named)
             row = read.execute(query).first()
             if row is None:
@@ -113,7 +113,7 @@ class DeletionStore:
 
     def add_purges(self, targets: Sequence[ChunkKV]) -> None:
         """Add purges that belong to no receipt, e.g. of a document that was replaced."""
-        with self._database.write() as write:
+        with self.database.write() as write:
             _insert_purges(write, targets, None)
 
     def pending_purges(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
@@ -122,29 +122,29 @@ class DeletionStore:
         if receipt_id is not None:
             query = query.where(purges.c.receipt_id == receipt_id)
         if self._shared:
-            query = query.where(membership.unconfirmed_by(self._database.gateway_id))
-        with self._database.read() as read:
+            query = query.where(membership.unconfirmed_by(self.database.gateway_id))
+        with self.database.read() as read:
             return [_pending(row) for row in read.execute(query)]
 
     def settle(self, made: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
         """Remove purges that this gateway has made and no other still has to make: all of them of
         one receipt, or all of none. `copies`: deleted copies of KV per tier."""
         numbers = [purge.number for purge in made]
-        with self._database.write() as write:
+        with self.database.write() as write:
             if self._shared:
                 numbers = self._confirm(write, numbers)
             _remove(write, made, numbers, copies)
 
     def drop(self, needless: Sequence[PendingPurge]) -> None:
         """Remove purges that nobody has to make after all."""
-        with self._database.write() as write:
+        with self.database.write() as write:
             _remove(write, needless, [purge.number for purge in needless], {})
 
     def _confirm(self, write: Connection, numbers: list[int]) -> list[int]:
         """Note that this gateway has made purges; return those that all have made."""
         asked = among(purges.c.number, numbers)
         locked = select(purges.c.number).where(asked).order_by(purges.c.number).with_for_update()
-        mine = [{"number": number, "gateway_id": self._database.gateway_id}
+        mine = [{"number": number, "gateway_id": self.database.gateway_id}
                 for number in write.scalars(locked)]  # fmt: skip
         upsert(write, confirmations, mine)
         return list(write.scalars(membership.made_by_all().where(asked)))
@@ -154,7 +154,7 @@ class DeletionStore:
     ) -> None:
         """Note that copies were deleted, but not in these tiers; the purges stay pending."""
         if receipt_id is not None:
-            with self._database.write() as write:
+            with self.database.write() as write:
                 _add_to_receipt(write, receipt_id, copies, tiers)
 
     # -- contents --------------------------------------------------------------------------------
@@ -162,22 +162,18 @@ class DeletionStore:
     def record_contents(self, targets: Sequence[ChunkKV]) -> None:
         """Remember the content of chunks, before their KV is stored."""
         rows = [{"chunk_id": target.chunk_id, "digest": target.digest} for target in targets]
-        with self._database.write() as write:
+        with self.database.write() as write:
             upsert(write, contents, rows)
 
     def chunks_with_content(self, digest: bytes) -> list[int]:
         """Return a tenant's chunks with the same token ids: all of them share one KV."""
         query = select(contents.c.chunk_id).where(contents.c.digest == digest)
-        with self._database.read() as read:
+        with self.database.read() as read:
             return list(read.scalars(query))
 
     def forget_contents(self, chunk_ids: Sequence[int]) -> None:
-        with self._database.write() as write:
+        with self.database.write() as write:
             write.execute(contents.delete().where(among(contents.c.chunk_id, chunk_ids)))
-
-    def scrub(self) -> None:
-        """Overwrite what was deleted in the database's files."""
-        self._database.scrub()
 
 
 def _insert_purges(write: Connection, targets: Sequence[ChunkKV], receipt_id: str | None) -> None:

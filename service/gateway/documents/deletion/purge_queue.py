@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import (
     AsyncIterator,
-    Callable,
     Collection,
     Iterable,
     Iterator,
@@ -98,9 +97,8 @@ class PurgeQueue:
         chunks: ChunkKVs,
         worker: Worker,
         catalog_lock: CatalogLock,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
+        self._clock = time.monotonic
         self._store = store
         self._chunks = chunks
         self._worker = worker
@@ -121,7 +119,6 @@ class PurgeQueue:
         await self.add_kv(await self._chunks.to_purge(scope, list(readers), other_readers=other))
 
     async def add_kv(self, chunks: Sequence[ChunkKV]) -> None:
-        """Add purges of this KV."""
         if chunks:
             await asyncio.to_thread(self._store.add_purges, chunks)
 
@@ -176,7 +173,7 @@ class PurgeQueue:
             self._run_lock.release()
         if purged:
             # Token ids can be decoded to text, so none of them may stay on disk.
-            await asyncio.to_thread(self._store.scrub)
+            await asyncio.to_thread(self._store.database.scrub)
         return purged
 
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:

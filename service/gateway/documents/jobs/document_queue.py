@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from kvstitch.records.documents import OPEN_STATES
 from kvstitch.retriever.scope import View
 from kvstitch.retriever.sql.expressions import among, upsert
-from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, pen_of
+from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile, pen_of
 from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
 from kvstitch.service.gateway.service_database import ServiceDatabase
 from kvstitch.service.gateway.tables import documents, freed_files, jobs, sizes
@@ -75,7 +75,7 @@ class UnfinishedDocuments:
     """The documents of jobs that are not done, in the rows of one gateway. Thread-safe."""
 
     def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
-        self._database = database
+        self.database = database
         self._read, self._write = database.read, database.write
         self._spool = spool
         self._shared = database.shared
@@ -125,7 +125,7 @@ class UnfinishedDocuments:
 
     def _is_own(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is this gateway's; others' are left alone."""
-        return table.c.owner == self._database.gateway_id if self._shared else sa.true()
+        return table.c.owner == self.database.gateway_id if self._shared else sa.true()
 
     @contextmanager
     def _freeing(self) -> Iterator[sa.Connection]:
@@ -170,7 +170,7 @@ class UnfinishedDocuments:
         query = _UNFINISHED.where(in_state(state), self._is_own(documents), wanted)
         with (self._write if self._shared else self._read)() as connection:
             if self._shared:
-                _take(connection, self._database.gateway_id, state, limit)
+                _take(connection, self.database.gateway_id, state, limit)
             turns = _in_turns(connection, query, limit, max_bytes)
             if turns is not None:
                 query, max_bytes = _UNFINISHED.where(among(documents.c.number, turns)), None
@@ -183,9 +183,9 @@ class UnfinishedDocuments:
         return out
 
     def _document(self, row: Any) -> IngestDocument:
-        content = row.content or b""
+        content: bytes | SpooledFile = row.content or b""
         if row.spooled is not None:
-            content = self._spool.file(row.spooled, row.bytes)
+            content = SpooledFile(self._spool.path(row.spooled), row.bytes)
         sent = json.loads(row.meta or "{}")
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **sent,
@@ -250,7 +250,6 @@ def _comes_first(waiting: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool]:
-    """Return whether a document is in this state."""
     return sa.literal_column(f"'{state}'") == of.c.state
 
 

@@ -32,13 +32,11 @@ class SpooledFile:
     start: bytes = b""  # the first bytes, which tell its kind; b"" once that is known
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content."""
         with self.path.open("rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
 
     def read(self) -> bytes:
-        """Return the content."""
         return self.path.read_bytes()
 
 

@@ -94,7 +94,7 @@ class JobStore(UnfinishedDocuments):
                                "writes": View(pen.groups).name, "takes": int(pen.takes),
                                "sender": sender}  # fmt: skip
         if self._shared:
-            row["owner"] = self._database.gateway_id
+            row["owner"] = self.database.gateway_id
         else:  # after all others
             last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
             row["number"] = last.scalar_subquery() + 1
@@ -237,7 +237,6 @@ class JobStore(UnfinishedDocuments):
         return found, rows[limit - 1].job_id if len(rows) > limit else None
 
     def states(self) -> dict[str, int]:
-        """Return how many jobs of all tenants are in each state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(_ACCEPTED).group_by(jobs.c.state)
         with self._read() as read:
             return {state: count for state, count in read.execute(query)}
@@ -302,10 +301,6 @@ class JobStore(UnfinishedDocuments):
             write.execute(sizes.delete().where(*of_scope, sizes.c.doc_id == name))
             change = sizes.update().where(*of_scope, sizes.c.doc_id == doc_id)
             write.execute(change.values(doc_id=name))
-
-    def scrub(self) -> None:
-        """Overwrite what was deleted in the database's files."""
-        self._database.scrub()
 
     def _check_stored(
         self, write: sa.Connection, job_id: str, check: Callable[[int, int], None]
@@ -404,7 +399,6 @@ def _load(
 
 
 def _read_warnings(stored: str) -> list[DocumentWarning]:
-    """Return the warnings of a document from their JSON."""
     return [DocumentWarning(**one) for one in json.loads(stored)]
 
 

@@ -30,58 +30,36 @@ class SpoolFolder:
     folder."""
 
     def __init__(self, folder: Path, disk: DiskGuard | None = None) -> None:
-        self._folder = folder
-        self._disk = disk or DiskGuard(folder.parent)
-        self._unclaimed: set[str] = set()  # files that no row names yet
+        self.folder = folder
+        self.disk = disk or DiskGuard(folder.parent)
+        self.unclaimed: set[str] = set()  # files that no row names yet
 
     def start(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def upload(self) -> "Upload":
         """Return what takes the files of one request; it has to be closed."""
         return Upload(self)
 
-    def file(self, name: str, size: int, start: bytes = b"") -> SpooledFile:
-        """Return a file by its name in the folder."""
-        return SpooledFile(self.path(name), size, start)
-
     def path(self, name: str) -> Path:
-        return self._folder / name
+        return self.folder / name
 
     def claim(self, names: Iterable[str]) -> None:
         """Note that rows name these files now."""
-        self._unclaimed.difference_update(names)
+        self.unclaimed.difference_update(names)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are not there are gone already."""
         for name in names:
             self.path(name).unlink(missing_ok=True)
-            self._unclaimed.discard(name)
+            self.unclaimed.discard(name)
 
     def sweep(self, named: Collection[str]) -> int:
         """Remove what no row names, before there are uploads; returns how many files that were."""
-        files = [path.name for path in self._folder.iterdir() if path.is_file()]
+        files = [path.name for path in self.folder.iterdir() if path.is_file()]
         orphans = [name for name in files if name not in named]
         self.remove(orphans)
         return len(orphans)
-
-    async def write(self, file: Any, data: bytes) -> None:
-        with self._disk.translated():
-            await file.write(data)
-
-    async def open(self, name: str) -> Any:
-        self._unclaimed.add(name)
-        with self._disk.translated():
-            return await aiofiles.open(self.path(name), "xb")
-
-    async def sync(self, file: Any) -> None:
-        """Return when the file, and its name in the folder, survive a loss of power."""
-        with self._disk.translated():
-            await file.flush()
-            await asyncio.to_thread(_sync, file.fileno(), self._folder)
-
-    def discard_unclaimed(self, names: Collection[str]) -> None:
-        self.remove([name for name in names if name in self._unclaimed])
 
 
 class Upload:
@@ -124,8 +102,8 @@ class Upload:
         for writer in self._writers:
             with contextlib.suppress(OSError):  # no room for the rest of what is not needed
                 await writer.close()
-        names = [writer.name for writer in self._writers]
-        await asyncio.to_thread(self._spool.discard_unclaimed, names)
+        names = {writer.name for writer in self._writers} & self._spool.unclaimed
+        await asyncio.to_thread(self._spool.remove, names)
 
 
 class SpoolWriter:
@@ -139,18 +117,23 @@ class SpoolWriter:
     @classmethod
     async def open(cls, spool: SpoolFolder) -> Self:
         name = uuid.uuid4().hex
-        return cls(spool, name, await spool.open(name))
+        spool.unclaimed.add(name)
+        with spool.disk.translated():
+            return cls(spool, name, await aiofiles.open(spool.path(name), "xb"))
 
     async def write(self, data: bytes) -> None:
-        await self._spool.write(self._file, data)
+        with self._spool.disk.translated():
+            await self._file.write(data)
         self._start = (self._start + data[:START_BYTES])[:START_BYTES]
         self._size += len(data)
 
     async def finish(self) -> SpooledFile:
-        """Return when the file is safely on disk."""
-        await self._spool.sync(self._file)
+        """Return when the file, and its name in the folder, survive a loss of power."""
+        with self._spool.disk.translated():
+            await self._file.flush()
+            await asyncio.to_thread(_sync, self._file.fileno(), self._spool.folder)
         await self.close()
-        return self._spool.file(self.name, self._size, self._start)
+        return SpooledFile(self._spool.path(self.name), self._size, self._start)
 
     async def close(self) -> None:
         await self._file.close()

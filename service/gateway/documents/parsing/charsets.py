@@ -175,7 +175,6 @@ def _broken_utf8(content: bytes) -> Decoded | None:
 
 
 def _guess(content: bytes, first: int) -> Decoded:
-    """Detect the charset."""
     from charset_normalizer import from_bytes
 
     sample = content[:SAMPLE_BYTES]

@@ -20,8 +20,6 @@ _SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a file may hold."""
-
     pages: int
     chars: int
     ocr_pages: int = 0  # that are read by `picture_reader`
@@ -52,8 +50,6 @@ class ParseWarning:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """A file's text."""
-
     text: str
     title: str = ""
     marks: list[Mark] = field(default_factory=list)

@@ -45,8 +45,6 @@ GONE = "the uploaded file cannot be read ({}): ingest it again"
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What one file may take."""
-
     pages: int  # of a PDF, slides, sheets, chapters
     chars: int  # of its text
     cpu_s: int
@@ -102,7 +100,15 @@ async def parse_file(
     reader = "" if limits.pictures is None else limits.pictures.reader
     archives = json.dumps(parsers_by_part())
     what = [kind, found.parser, charset if found.text else "", reader, archives]
-    answer = await _run(content, limits, what)
+    if isinstance(content, bytes):
+        answer = await _run(PIPE, content, limits, what)
+    else:
+        path = content.path if isinstance(content, SpooledFile) else content
+        try:
+            with path.open("rb") as file:
+                answer = await _run(file, None, limits, what)
+        except OSError as error:
+            raise InvalidRequest(GONE.format(error.strerror)) from error
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
     marks = [tuple(mark) for mark in answer["marks"]]
@@ -114,22 +120,8 @@ async def parse_file(
 
 
 async def _run(
-    content: bytes | Path | SpooledFile, limits: FileLimits, what: list[str]
-) -> dict[str, Any]:
-    if isinstance(content, bytes):
-        return await _run_on(PIPE, content, limits, what)
-    try:
-        path = content.path if isinstance(content, SpooledFile) else content
-        with path.open("rb") as file:
-            return await _run_on(file, None, limits, what)
-    except OSError as error:
-        raise InvalidRequest(GONE.format(error.strerror)) from error
-
-
-async def _run_on(
     stdin: int | IO[bytes], content: bytes | None, limits: FileLimits, what: list[str]
 ) -> dict[str, Any]:
-    """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvstitch.service.gateway.documents.parsing.parser_process",
@@ -190,8 +182,6 @@ class ParsedDocument(EmbeddedDocument):
 
 
 class DocumentParser:
-    """Parses documents by their kind, within limits."""
-
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 

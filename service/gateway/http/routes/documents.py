@@ -2,13 +2,11 @@
 deletions, receipts and collections."""
 
 import json
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from kvstitch.records.documents import (
-    Collection,
     CollectionList,
     Document,
     DocumentList,
@@ -224,10 +222,7 @@ async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document
 @router.get("/collections")
 async def collections(principal: Administering, service: DocumentsDep) -> CollectionList:
     """Collections that have documents; the first document makes one, the last one ends it."""
-    found = await service.collections(principal)
-    return CollectionList(
-        collections=[Collection(collection=name, **asdict(counts)) for name, counts in found]
-    )
+    return CollectionList(collections=await service.collections(principal))
 
 
 @router.delete("/collections/{collection:path}", name="delete")

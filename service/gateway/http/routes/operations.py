@@ -113,9 +113,9 @@ async def _status(gateway: Gateway, principal: Principal) -> dict[str, Any]:
         counted = gateway.retriever.catalog.collections
         found = await gateway.retriever.run(counted, principal.tenant, principal.view)
         counts = await gateway.retriever.run(gateway.retriever.catalog.counts)
-        of_sender = {name: sum(asdict(one)[name] for _, one in found) for name in asdict(counts)}
+        sizes = ("documents", "chunks", "tokens")
         corpus = {
-            **(asdict(counts) if whole else of_sender),
+            **{n: sum(getattr(one, n) for one in ([counts] if whole else found)) for n in sizes},
             "jobs": await gateway.corpus.jobs.states() if whole else {},
             "complete": gateway.corpus.ingestion.complete if whole else None,
         }

@@ -11,6 +11,7 @@ from typing import cast
 
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.service.gateway.documents.indexing_stage import LONG_BYTES
+from kvstitch.service.gateway.documents.jobs.document_queue import DocumentQueue
 from kvstitch.service.gateway.documents.jobs.job_records import IngestDocument
 from kvstitch.service.gateway.documents.jobs.job_store import JobStore
 from kvstitch.service.gateway.documents.jobs.spool_folder import SpoolFolder
@@ -72,16 +73,12 @@ class NoChunks:
 
 @asynccontextmanager
 async def long_documents(reading: Reading) -> AsyncIterator[LongDocuments]:
-    async def wanted(number: int) -> bool:
-        return True
-
     async def nothing(*args: object) -> None:
         return None
 
-    made = LongDocuments(
-        cast(DocumentParser, reading), cast(AsyncRetriever, NoChunks()),
-        wanted=wanted, store=nothing, fail=nothing,
-    )  # fmt: skip
+    queue = cast(DocumentQueue, None)  # nothing fails here, and no part is asked for
+    retriever = cast(AsyncRetriever, NoChunks())
+    made = LongDocuments(cast(DocumentParser, reading), retriever, queue, nothing)
     try:
         yield made
     finally:

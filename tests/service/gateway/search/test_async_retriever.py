@@ -117,7 +117,8 @@ async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
     assert await found(scope=Scope()) == []
     catalog = retriever.catalog
     assert await retriever.change(catalog.set_pinned, ["fox", "x"], True, scope=ACME) == ["fox"]
-    assert [name for name, _ in await retriever.run(catalog.collections, "acme")] == ["animals"]
+    [animals] = await retriever.run(catalog.collections, "acme")
+    assert animals.collection == "animals"
     assert (await retriever.run(catalog.counts, scope=ACME)).documents == 3
     assert (await retriever.run(catalog.counts, scope=Scope())).documents == 0
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from selectolax.lexbor import LexborNode
 
 from kvstitch.service.gateway.documents.parsing import charsets
-from kvstitch.service.gateway.documents.parsing.charsets import Decoded
 from kvstitch.service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
 from kvstitch.service.gateway.documents.parsing.markup.page_parts import MARKER, write_parts
 from kvstitch.service.gateway.documents.parsing.markup.page_tree import BLOCKS, page_tree, walk
@@ -29,20 +28,15 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{
 _SPACE = re.compile(r"\s+")
 
 
-def decode(content: bytes) -> Decoded:
-    """Decode a page; its label is that of `<meta charset>`."""
-    return charsets.decode(content, label_of(content))
-
-
 def label_of(content: bytes) -> str:
-    """Return the charset that a page names; "" if it names none."""
+    """Return the charset that a page names in `<meta charset>`; "" if it names none."""
     found = _CHARSET.search(content[:2048])
     return found[1].decode("ascii") if found else ""
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a page; its title is that of its head, else its first heading of level 1."""
-    decoded = decode(content)
+    decoded = charsets.decode(content, label_of(content))
     tree, left_out = page_tree(decoded.text)
     write_parts(tree, left_out)
     named = tree.css_first("title")
@@ -67,8 +61,6 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 class _LineCollector:
-    """Collects lines of text while the tree is walked."""
-
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from docx.oxml.ns import qn
@@ -41,7 +41,7 @@ class Style:
     based_on: str | None = None
 
     @classmethod
-    def of(cls, paragraph: Any, run: Any, based_on: str | None) -> Self:
+    def of(cls, paragraph: Any, run: Any = None) -> Self:
         """Return what properties of a paragraph and of a run say."""
         outline = value(paragraph, "w:outlineLvl")
         level = None
@@ -54,7 +54,6 @@ class Style:
             value(numbers, "w:numId"),
             int(depth) if depth is not None and depth.isdecimal() else None,
             switched_on(run, "w:vanish"),
-            based_on,
         )
 
     def over(self, base: "Style") -> "Style":
@@ -68,22 +67,17 @@ class Style:
 
 
 class Styles:
-    """The styles of a document by id."""
-
     def __init__(self, styles: Any) -> None:
         self._styles: dict[str, Style] = {}
         for style in styles.iterchildren(qn("w:style")):
             key = style.get(qn("w:styleId"), "")
-            found = Style.of(
-                style.find(qn("w:pPr")), style.find(qn("w:rPr")), value(style, "w:basedOn")
-            )
+            found = Style.of(style.find(qn("w:pPr")), style.find(qn("w:rPr")))
             name = (value(style, "w:name") or "").lower()
             if heading := _HEADING.fullmatch(name):
                 found = Style(int(heading[1])).over(found)
             elif name == "title":
                 found = Style(1).over(found)
-            base = value(style, "w:basedOn")
-            self._styles[key] = Style(found.level, found.list_id, found.depth, found.hidden, base)
+            self._styles[key] = replace(found, based_on=value(style, "w:basedOn"))
             if style.get(qn("w:default")) == "1" and style.get(qn("w:type")) == "paragraph":
                 self._styles.setdefault("", Style(based_on=key))
 
@@ -102,7 +96,7 @@ class Styles:
         """Return what a paragraph is, its own properties before its style's, and its style's id."""
         properties = paragraph.find(qn("w:pPr"))
         key = value(properties, "w:pStyle") or ""
-        return Style.of(properties, None, None).over(self.named(key)), key
+        return Style.of(properties).over(self.named(key)), key
 
 
 @dataclass

@@ -13,7 +13,6 @@ _PARSER = etree.XMLParser(resolve_entities=False, no_network=True)
 
 
 def xml_of(part: bytes) -> Any:
-    """Return the root element of a part."""
     return etree.fromstring(part, _PARSER)
 
 

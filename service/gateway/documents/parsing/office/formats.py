@@ -26,7 +26,6 @@ _DECLARATION_BYTES = 4096
 
 
 def open_zip(content: bytes) -> ZipFile:
-    """Open an archive."""
     if content.startswith(OLE_START):
         if _ENCRYPTED_OFFICE in content:
             raise InvalidRequest("it is encrypted: remove the password first")

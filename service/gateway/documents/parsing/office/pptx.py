@@ -37,7 +37,6 @@ _OLE = "{http://schemas.openxmlformats.org/presentationml/2006/main}oleObj"
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a PPTX."""
     presentation = Presentation(BytesIO(content))
     bounds.check_pages(len(presentation.slides), "slides")
     slides = _Slides(bounds)
@@ -56,8 +55,6 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 class _Slides:
-    """Adds one slide after the other."""
-
     def __init__(self, bounds: Bounds) -> None:
         self.out = TextBuilder(bounds)
         self.title = ""  # of the first slide that has one

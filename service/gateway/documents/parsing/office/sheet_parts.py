@@ -31,7 +31,6 @@ _BOILERPLATE = re.compile(r"\[Threaded comment\].*?(?:Comm?ent\w*|Kommentar):\s*
 
 
 def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
-    """Read the parts that belong to a sheet."""
     found = SheetParts()
     notes: list[tuple[str, str]] = []
     for kind, name, root in _related(archive, sheet):

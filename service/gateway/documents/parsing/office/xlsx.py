@@ -155,8 +155,6 @@ def _links(xml: bytes, archive: Any, path: str) -> dict[tuple[int, int], str]:
 
 
 class _Sheet:
-    """Reads the rows of one sheet."""
-
     def __init__(self, sheet: Any) -> None:
         self.hidden: Counter[str] = Counter()
         self.formulas = 0

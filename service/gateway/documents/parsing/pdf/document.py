@@ -42,7 +42,6 @@ COVERED = 0.5  # of the page
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a PDF."""
     try:
         document = pdfium.PdfDocument(content)
     except pdfium.PdfiumError as error:
@@ -72,12 +71,11 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 class _Reading:
-    """Collects what is on a document's pages."""
-
     def __init__(self, document: pdfium.PdfDocument, bounds: Bounds) -> None:
         self._document = document
         self._pictures = picture_words(bounds)
-        self.advice = _advice(bounds)
+        advice = "run it through OCR"
+        self.advice = advice if bounds.picture_reader else f"install kvstitch-ocr, or {advice}"
         self.pages: list[list[Line]] = []
         self.remarks: list[list[str]] = []
         self._empty: list[str] = []
@@ -167,11 +165,6 @@ class _Reading:
             warnings.append(ParseWarning("xfa_form", f"{message}print the file to a new PDF"))
         warnings += left_out_warnings(self._left_out)
         return warnings + (self._pictures.warnings() if self._pictures else [])
-
-
-def _advice(bounds: Bounds) -> str:
-    said = "run it through OCR"
-    return said if bounds.picture_reader else f"install kvstitch-ocr, or {said}"
 
 
 def _picture(page: pdfium.PdfPage) -> tuple[np.ndarray, float]:
