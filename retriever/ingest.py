@@ -159,7 +159,7 @@ class DocumentEmbedder:
 def embed_documents(embedder: Embedder, texts: Iterable[str]) -> Vectors:
     """Embed texts that may answer questions: `[texts, dim]`. Raises EmbedderError."""
     prompt = embedder.prompts.document
-    return embedder.embed([prompt + text for text in texts])
+    return embedder.embed([prompt + text for text in texts])[0]
 
 
 SEPARATOR = " > "

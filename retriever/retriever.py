@@ -240,8 +240,8 @@ class Retriever:
         asked = question_of(cleaned)
         prompt = embedder.prompts.query
         if asked is None:
-            return QueryVector(embedder.embed([prompt + cleaned])[0], embedder)
-        whole, question = embedder.embed([prompt + cleaned, prompt + asked])
+            return QueryVector(embedder.embed([prompt + cleaned])[0][0], embedder)
+        whole, question = embedder.embed([prompt + cleaned, prompt + asked])[0]
         both: Vectors = whole + question
         return QueryVector(both / np.linalg.norm(both), embedder)
 

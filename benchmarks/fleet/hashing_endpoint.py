@@ -25,7 +25,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        vectors, tokens = self.embedder.embed_counted(body["input"])
+        vectors, tokens = self.embedder.embed(body["input"])
         rows = [
             {"index": index, "embedding": vector} for index, vector in enumerate(vectors.tolist())
         ]

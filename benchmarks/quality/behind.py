@@ -72,7 +72,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         embedder.start()
         with closing(embedder):
-            suites = Suites(args.model, embedder.embed)
+            suites = Suites(args.model, lambda texts: embedder.embed(texts)[0])
             prompts = of_file(args.model, args.prompts)
             pool: tuple[Ids, ...] = ()
             pieces: list[Piece] = []
@@ -83,7 +83,9 @@ def main(given: Sequence[str] | None = None) -> int:
                 pool = chunked(suites.passages(args.split), args.chunk_tokens)
             if args.pool != "split":
                 pool = tuple(dict.fromkeys([*pool, *(d for p in prompts for d in p.documents)]))
-            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed, pieces)
+            neighbourhood = Neighbourhood(
+                suites, lambda texts: embedder.embed(texts)[0], pool, args.seed, pieces
+            )
             made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)

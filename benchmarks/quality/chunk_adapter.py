@@ -190,7 +190,8 @@ class Prompts:
         by_passage, embedder = {asked.passage: asked for asked in pool}, LocalEmbedder()
         embedder.start()
         passages = [asked.passage for asked in pool]
-        ranked = nearest([asked.question for asked in pool], passages, embedder.embed)
+        questions = [asked.question for asked in pool]
+        ranked = nearest(questions, passages, lambda texts: embedder.embed(texts)[0])
         embedder.close()
         return [
             [by_passage[p] for p in ranking if p != asked.passage]

@@ -53,7 +53,8 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         embedder.start()
         with closing(embedder):
-            made = Suites(args.model, embedder.embed).draw(args.suite, Choice(**values))
+            suites = Suites(args.model, lambda texts: embedder.embed(texts)[0])
+            made = suites.draw(args.suite, Choice(**values))
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -67,11 +67,7 @@ class HashedWords:
 
     def close(self) -> None: ...
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """See Embedder."""
-        return self.embed_counted(texts)[0]
-
-    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         """See Embedder."""
         counts = np.full((len(texts), self.dim), 1e-3, dtype=np.float32)
         for row, text in enumerate(texts):

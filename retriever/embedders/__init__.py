@@ -62,13 +62,9 @@ class Embedder(Protocol):
 
     def close(self) -> None: ...
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return float32 `[len(texts), dim]`, each row of length 1; raises EmbedderError."""
-        ...
-
-    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
-        """Embed texts, and count the tokens that this took. Raises as `embed`."""
-        ...
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
+        """Return float32 `[len(texts), dim]`, each row of length 1, and how many tokens the model
+        read; raises EmbedderError."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +147,7 @@ class EndpointEmbedder:
                 self._http.close()
                 self._http = None
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts)[0]
-
-    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens = 0
         for start in range(0, len(texts), _BATCH):

@@ -77,10 +77,7 @@ class LocalEmbedder:
         with self._loading:
             self._loaded = None
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts)[0]
-
-    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         loaded = self._require()
         if not texts:
             return np.zeros((0, loaded.dim), dtype=np.float32), 0

@@ -30,7 +30,7 @@ def embedding_settings() -> dict[str, object]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with one_at_a_time:
-                vectors, tokens = embedder.embed_counted(body["input"])
+                vectors, tokens = embedder.embed(body["input"])
             rows = [{"index": i, "embedding": v} for i, v in enumerate(vectors.tolist())]
             answer = {"data": rows, "usage": {"prompt_tokens": tokens}}
             content = json.dumps(answer).encode()

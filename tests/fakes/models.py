@@ -30,10 +30,7 @@ class HashingEmbedder:
     def close(self) -> None:
         pass
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        return self.embed_counted(texts)[0]
-
-    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         words = [re.findall(r"\w+", text.lower()) for text in texts]
         for row, text in enumerate(texts):

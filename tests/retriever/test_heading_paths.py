@@ -9,7 +9,7 @@ import pytest
 from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever import Document
 from kvstitch.retriever.chunking import ChunkSpan
-from kvstitch.retriever.embedders import Prompts, Vectors
+from kvstitch.retriever.embedders import CountedVectors, Prompts
 from kvstitch.retriever.ingest import MAX_PATH_CHARS, heading_paths
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
@@ -78,7 +78,7 @@ class Noting(HashingEmbedder):
         super().__init__()
         self.texts: list[str] = []
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         self.texts += texts
         return super().embed(texts)
 

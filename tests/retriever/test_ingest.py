@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstitch.retriever import Document
-from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.embedders import CountedVectors
 from kvstitch.retriever.errors import EmbedderError, InvalidDocument
 from kvstitch.retriever.ingest import EmbeddedDocument
 from tests.fakes.models import HashingEmbedder
@@ -19,7 +19,7 @@ class CountingEmbedder(HashingEmbedder):
         super().__init__()
         self.calls: list[list[str]] = []
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         self.calls.append(list(texts))
         if any("poison" in text for text in texts):
             raise RuntimeError("out of luck")

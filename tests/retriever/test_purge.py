@@ -27,7 +27,7 @@ def files_with(folder: Path, trace: bytes) -> set[str]:
 
 
 def vector_bytes(text: str) -> bytes:
-    return np.ascontiguousarray(HashingEmbedder().embed([text])[0], dtype="<f4").tobytes()
+    return np.ascontiguousarray(HashingEmbedder().embed([text])[0][0], dtype="<f4").tobytes()
 
 
 def assert_gone(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvstitch.records.documents import DocumentMark
 from kvstitch.retriever import ChunkSettings, Document, Embedder, Retriever
-from kvstitch.retriever.embedders import EmbeddingSpace, Prompts, Vectors, space_of
+from kvstitch.retriever.embedders import CountedVectors, EmbeddingSpace, Prompts, space_of
 from kvstitch.retriever.errors import EmbedderError
 from kvstitch.retriever.ingest import EmbeddedDocument
 from kvstitch.retriever.vector_renewal import CHUNKS_RENEWED
@@ -116,7 +116,7 @@ def test_a_restart_goes_on_and_a_return_forgets(folder: Path) -> None:
 class Failing(HashingEmbedder):
     name = "failing"
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         raise EmbedderError("out of luck")
 
 

@@ -216,7 +216,7 @@ def _embedding(settings: Settings) -> Finding:
     model = make_embedder(settings)
     try:
         model.start()
-        dimensions = model.embed(["Is anybody there?"]).shape[1]
+        dimensions = model.embed(["Is anybody there?"])[0].shape[1]
     except RetrieverError as error:
         return fail("embedding", str(error), "give another --embedder, or mend its endpoint")
     finally:

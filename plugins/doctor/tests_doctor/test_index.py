@@ -23,7 +23,7 @@ from tests.retriever.http_endpoint import endpoint
 
 
 def embeddings(path: str, body: Any) -> tuple[int, Any]:
-    vectors = HashingEmbedder(16).embed(body["input"]).tolist()
+    vectors = HashingEmbedder(16).embed(body["input"])[0].tolist()
     return 200, {"data": [{"index": i, "embedding": v} for i, v in enumerate(vectors)]}
 
 

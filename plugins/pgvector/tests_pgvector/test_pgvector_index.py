@@ -12,7 +12,7 @@ from kvstitch.retriever import ChunkSettings, DocFilter, Document, Retriever, Sc
 from kvstitch.retriever.catalog.catalog import Catalog
 from kvstitch.retriever.catalog.tables import catalog_database
 from kvstitch.retriever.chunking import ChunkSpan
-from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.embedders import CountedVectors, space_of
 from kvstitch.retriever.index.vector_index import VectorIndex
 from kvstitch_pgvector.pgvector_index import PgvectorIndex
 from tests import postgresql_server
@@ -38,8 +38,8 @@ class ByNumber(HashingEmbedder):
         vectors = centres[random.integers(0, 30, CHUNKS)] + noise
         self.vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        return np.array([self.vectors[int(text)] for text in texts], dtype=np.float32)
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
+        return np.array([self.vectors[int(text)] for text in texts], dtype=np.float32), 0
 
 
 @pytest.fixture(scope="module")

@@ -152,9 +152,7 @@ class EmbeddingService:
         for start in range(0, len(texts), BATCH_TEXTS):
             batch = texts[start : start + BATCH_TEXTS]
             try:
-                vectors, read = await loop.run_in_executor(
-                    self._thread, embedder.embed_counted, batch
-                )
+                vectors, read = await loop.run_in_executor(self._thread, embedder.embed, batch)
             except RetrieverError as error:
                 raise service_error(error) from error
             parts.append(vectors)

@@ -34,7 +34,7 @@ def catalog(open_database: Callable[[], Database]) -> Iterator[Catalog]:
 
 def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> IngestResult:
     spans = ChunkSettings(WordCounter(), max_tokens).split(document.text)
-    vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])
+    vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])[0]
     return catalog.upsert(document, document_revision(document, "chunking"), spans, vectors, SPACE)
 
 
@@ -132,7 +132,7 @@ def test_vectors_come_back_exactly(catalog: Catalog) -> None:
         for number in range(7)
         for chunk in put(catalog, Document(f"d{number}", f"text number {number}")).chunks
     ]
-    expected = EMBEDDER.embed([chunk.text for chunk in chunks]).tolist()
+    expected = EMBEDDER.embed([chunk.text for chunk in chunks])[0].tolist()
     ids = [chunk.chunk_id for chunk in chunks]
     assert stored_vectors(catalog) == dict(zip(ids, expected, strict=True))
     assert catalog.chunks([ids[2], 999, ids[0]]) == [chunks[2], chunks[0]]

@@ -25,7 +25,7 @@ FAKE = HashingEmbedder(16)
 def embeddings(path: str, body: Any) -> tuple[int, Any]:
     """An answer in OpenAI's format, with rows in any order and vectors of any length."""
     assert path == "/v1/embeddings"
-    vectors = (3.0 * FAKE.embed(body["input"])).tolist()
+    vectors = (3.0 * FAKE.embed(body["input"])[0]).tolist()
     rows = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     return 200, {"data": rows[::-1], "model": body["model"]}
 
@@ -36,10 +36,10 @@ def test_vectors_are_the_models_scaled_to_one() -> None:
         embedder = EndpointEmbedder(f"{served.url}/v1/", "m", api_key="k")
         embedder.start()
         embedder.start()
-        vectors = embedder.embed(texts)
-        assert embedder.embed([]).shape == (0, 16)
+        vectors = embedder.embed(texts)[0]
+        assert embedder.embed([])[0].shape == (0, 16)
         embedder.close()
-    np.testing.assert_allclose(vectors, FAKE.embed(texts), atol=1e-6)
+    np.testing.assert_allclose(vectors, FAKE.embed(texts)[0], atol=1e-6)
     assert vectors.dtype == np.float32
     assert [len(body["input"]) for body in served.bodies] == [1, 32, 32, 6]
     assert set(served.keys) == {"Bearer k"}

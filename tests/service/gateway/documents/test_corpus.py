@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.embedders import CountedVectors
 from kvstitch.service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL
 from kvstitch.service.gateway.documents.document_service import PURGE_S
 from kvstitch.service.messages.requests import ChunkTokens, Precompute, Purge
@@ -246,7 +246,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
     embedder = rig.gateway.retriever.retriever.embedder
     embed, reached, go_on = embedder.embed, threading.Event(), threading.Event()
 
-    def slow(texts: Sequence[str]) -> Vectors:
+    def slow(texts: Sequence[str]) -> CountedVectors:
         reached.set()
         assert go_on.wait(HANG_S)
         return embed(texts)

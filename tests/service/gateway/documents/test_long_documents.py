@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvstitch.retriever.embedders import Vectors
+from kvstitch.retriever.embedders import CountedVectors
 from kvstitch.service.gateway.documents.indexing_stage import LONG_BYTES
 from kvstitch.service.gateway.documents.parsing.parser import ParsedDocument
 from kvstitch.service.gateway.search import async_retriever
@@ -27,7 +27,7 @@ class SlowEmbedder(HashingEmbedder):
 
     texts = 0
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         self.texts += len(texts)
         time.sleep(0.02 * len(texts))
         return super().embed(texts)

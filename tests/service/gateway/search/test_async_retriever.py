@@ -25,7 +25,7 @@ from kvstitch.retriever import (
     Scope,
     parse_filter,
 )
-from kvstitch.retriever.embedders import Vectors, space_of
+from kvstitch.retriever.embedders import CountedVectors, space_of
 from kvstitch.retriever.embedders.sentence_model_folder import SentenceModelFolder
 from kvstitch.retriever.errors import EmbedderError, SplitStopped
 from kvstitch.retriever.ingest import EmbeddedDocument
@@ -178,7 +178,7 @@ class Better(HashingEmbedder):
     name = "better"
     tried = False
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> CountedVectors:
         if not self.tried:
             self.tried = True
             raise EmbedderError("nobody answers")
