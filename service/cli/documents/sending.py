@@ -144,12 +144,12 @@ class Ingest:
         jobs = self.account.jobs
         self.bar.start_task(self._stored)
         while True:
-            self._update_bar()
-            still = [job_id for job_id, job in jobs.items() if not job.ended]
+            still = [job for job in jobs.values() if not job.ended]
+            self._update_bar(still)
             if not still:
                 return
-            self._tell(jobs[still[0]], jobs[still[-1]])
-            for job in poll(client, still[:POLLED_JOBS], self._say_why):
+            self._tell(still[0], still[-1])
+            for job in poll(client, [job.job_id for job in still[:POLLED_JOBS]], self._say_why):
                 self._note(client, job)
 
     def _tell(self, first: Job, last: Job) -> None:
@@ -229,10 +229,9 @@ class Ingest:
         if resumed := result["resumed_jobs"]:
             self.say(f"{resumed} jobs were under way already and were not sent again")
 
-    def _update_bar(self) -> None:
+    def _update_bar(self, still: Sequence[Job]) -> None:
         account = self.account
         # Jobs are worked off in order: the last one's time is that of all.
-        still = [job for job in account.jobs.values() if not job.ended]
         left = job_left(replace(still[-1], phase=still[0].phase)) if still else ""
         unsent, failed = len(account.failed), account.count("failed")
         notes = [f"{unsent + failed} failed" if unsent + failed else "", left]

@@ -56,7 +56,9 @@ def paragraphs(pages: Sequence[list[Line]], vocabulary: Vocabulary) -> list[str]
                 out.append(text)
                 last = out
             full = line.full
-    return [_clean("\n".join(out)) for out in texts]
+    # A line's end may have kept PDFium's sign for a hyphen; leaders get short.
+    whole = ("\n".join(out).replace(HYPHEN, "-") for out in texts)
+    return [_LEADER.sub(" … ", text).strip("\n") for text in whole]
 
 
 def _rest(last: list[str], text: str, full: bool, vocabulary: Vocabulary) -> str:
@@ -74,11 +76,6 @@ def _rest(last: list[str], text: str, full: bool, vocabulary: Vocabulary) -> str
         last[-1] = before + text
         return ""
     return text
-
-
-def _clean(text: str) -> str:
-    """Write a hyphen where a line's end kept PDFium's sign for one, and short leaders."""
-    return _LEADER.sub(" … ", text.replace(HYPHEN, "-")).strip("\n")
 
 
 MIN_PAGES = 3  # that show a line before it counts as running

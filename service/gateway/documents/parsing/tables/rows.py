@@ -160,8 +160,8 @@ def named_row(row: Row, names: Sequence[str]) -> str:
     cells = distinct(row)
     # A cell by itself in a row of many columns is a heading or a note, and belongs to none.
     alone = len(cells) == 1 and (len(names) > 2 or cells[0].columns > 1)
-    if alone or not names:
-        return _without_names(cells)
+    if alone or not names:  # side by side; one that ends in a colon names the next
+        return SEPARATOR.join(cell.text for cell in cells).replace(":" + SEPARATOR, ": ")
     parts = []
     for cell in cells:
         own = [n for n, other in zip(names, row, strict=False) if other is cell and n]
@@ -176,9 +176,3 @@ def _texts(row: Row) -> list[str]:
     while texts and not texts[-1]:
         texts.pop()
     return texts
-
-
-def _without_names(cells: Sequence[Cell]) -> str:
-    """Return cells side by side; one that ends in a colon names the next."""
-    text = SEPARATOR.join(cell.text for cell in cells)
-    return text.replace(":" + SEPARATOR, ": ")
