@@ -111,16 +111,6 @@ class KvstitchEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         return self.embed_documents([text])[0]
 
-    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = []
-        async with AsyncClient(self._base_url, api_key=self._api_key) as client:
-            for batch in _batches(texts):
-                vectors += (await client.embeddings(batch, model=self._model)).vectors
-        return vectors
-
-    async def aembed_query(self, text: str) -> list[float]:
-        return (await self.aembed_documents([text]))[0]
-
 
 def _document(result: SearchResult) -> Document:
     own = {

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
-import httpx
-
 from kvstitch.client.calls import (
     GENERATE,
     Call,
@@ -22,9 +20,9 @@ from kvstitch.client.calls import (
     post,
     submission,
 )
-from kvstitch.client.connection import FAULTS, AsyncTransport, Attempts, Connection
-from kvstitch.client.errors import WaitedTooLong, from_transport
-from kvstitch.client.events import Event, EventReader, read, read_collections, read_embeddings
+from kvstitch.client.connection import AsyncAnswerStream, AsyncTransport, Connection
+from kvstitch.client.errors import WaitedTooLong
+from kvstitch.client.events import read, read_collections, read_embeddings
 from kvstitch.client.options import (
     File,
     GenerateOptions,
@@ -54,44 +52,6 @@ T = TypeVar("T")
 OnProgress = Callable[[Job], None]
 PAGE_ITEMS = 200
 FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0  # pauses of `wait`
-
-
-class AsyncAnswerStream:
-    """A streamed answer: iterate it once, then `result` is the whole answer.
-
-    Leaving it early, by `close` or the end of an `async with`, ends the answer in the service.
-    """
-
-    def __init__(self, response: httpx.Response, transport: AsyncTransport) -> None:
-        self._reader = EventReader(response)
-        self._transport = transport
-
-    @property
-    def result(self) -> Answer:
-        """The whole answer once the last event has come, before it UnexpectedResponse."""
-        return self._reader.result
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        response = self._reader.response
-        try:
-            async for line in self._transport.lines(response):
-                if (event := self._reader.event(line)) is not None:
-                    yield event
-        except FAULTS as fault:
-            raise from_transport(fault, str(response.url)) from fault
-        finally:
-            await self.close()
-        self._reader.check_whole()
-
-    async def close(self) -> None:
-        """Leave the stream; the service then ends the answer."""
-        await self._transport.leave(self._reader.response)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
 
 class AsyncClient:
@@ -125,17 +85,18 @@ class AsyncClient:
         Raises:
             InvalidRequest: The key has characters that no key has.
         """
-        self._connection = Connection.make(
+        self._connection = Connection(
+            self._transport_kind,
             base_url,
             api_key,
             timeout_s=timeout_s,
             max_retries=max_retries,
             max_wait_s=max_wait_s,
         )
-        self._transport = self._transport_kind(self._connection.for_httpx())
+        self._send = self._connection.send
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self._connection.transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -156,8 +117,7 @@ class AsyncClient:
     ) -> AsyncAnswerStream:
         """An answer as events while it is generated."""
         call = post(GENERATE, Answer, {"question": question, **options, "stream": True})
-        response = await self._open(call, Attempts(call, self._connection))
-        return AsyncAnswerStream(response, self._transport)
+        return AsyncAnswerStream(await self._connection.open(call), self._connection.transport)
 
     async def explain(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
@@ -223,7 +183,7 @@ class AsyncClient:
     ) -> Job:
         """Hand files in, Markdown, text, HTML or PDF: paths, or pairs of name and content. Their
         names become document ids; `metadata` are those of all of them."""
-        read = await self._transport.run_blocking(partial(read_files, files))
+        read = await self._connection.transport.run_blocking(partial(read_files, files))
         fields = {} if metadata is None else {"metadata": json.dumps(dict(metadata))}
         content = {"data": fields, "files": [("file", file) for file in read]}
         return await self._send(submission(content, options))
@@ -308,7 +268,7 @@ class AsyncClient:
                     f"job {found.job_id} is {found.state} after {timeout_s:g} s, and goes on: "
                     f"{found.progress.done} of {found.progress.total} documents are done"
                 )
-            await self._transport.sleep(pause_s)
+            await self._connection.transport.sleep(pause_s)
             pause_s, seen = min(LONGEST_POLL_S, 1.5 * pause_s), found
 
     # -- stored documents ------------------------------------------------------------------------
@@ -384,32 +344,6 @@ class AsyncClient:
         return await self._send(delete(path, Receipt))
 
     # -- sending ---------------------------------------------------------------------------------
-
-    async def _send(self, call: Call[T]) -> T:
-        attempts = Attempts(call, self._connection)
-        response = await self._open(call, attempts)
-        try:
-            await self._transport.read(response)
-        except FAULTS as fault:
-            raise from_transport(fault, self._connection.base_url) from fault
-        finally:
-            await self._transport.leave(response)
-        return attempts.result(response)
-
-    async def _open(self, call: Call[T], attempts: Attempts[T]) -> httpx.Response:
-        """The response that counts, before its body is read; an error is raised."""
-        while True:
-            try:
-                response = await self._transport.send(
-                    call.method, call.path, headers=dict(call.headers), **call.content
-                )
-                if response.is_success:
-                    return response
-                await self._transport.read(response)
-                pause_s = attempts.pause_after(response)
-            except FAULTS as fault:
-                pause_s = attempts.pause_after_fault(fault)
-            await self._transport.sleep(pause_s)
 
     async def _pin(self, method: str, doc_id: str, collection: str | None) -> Document:
         path = path_of("/admin/pins", doc_id, "doc_id")

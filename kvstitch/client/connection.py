@@ -9,60 +9,113 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from kvstitch.client.calls import Call
 from kvstitch.client.errors import (
+    SHOWN_CHARS,
     InvalidRequest,
     UnexpectedResponse,
+    from_event,
     from_response,
     from_transport,
     retry_after,
 )
+from kvstitch.client.events import Done, Event, LineReader, Sources, Token, read
+from kvstitch.records.answers import Answer, Citation
 
 URL_VARIABLE = "KVSTITCH_URL"
 KEY_VARIABLE = "KVSTITCH_API_KEY"
 DEFAULT_URL = "http://localhost:8000"
 CONNECT_S = 5.0
+FIRST_PAUSE_S = 0.5
+# What httpx raises where no response can come.
+FAULTS = (httpx.TransportError, httpx.InvalidURL)
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Connection:
-    """Settings of a client, those of `AsyncClient`; api_key: empty: none is sent."""
+    """Sends calls to a service, and repeats them as AsyncClient says."""
 
-    base_url: str
-    api_key: str
-    timeout_s: float
-    max_retries: int
-    max_wait_s: float
-
-    @classmethod
-    def make(cls, base_url: str | None, api_key: str | None, **patience: Any) -> Self:
+    def __init__(
+        self,
+        transport: "type[AsyncTransport]",
+        base_url: str | None,
+        api_key: str | None,
+        *,
+        timeout_s: float,
+        max_retries: int,
+        max_wait_s: float,
+    ) -> None:
         """What is not given comes from KVSTITCH_URL and KVSTITCH_API_KEY. Raises InvalidRequest:
         the key has characters that no header can hold."""
-        url = base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
         key = (api_key or os.environ.get(KEY_VARIABLE, "")).strip()
         if not (key.isascii() and key.isprintable()):
             raise InvalidRequest(
                 "api_key has characters that no key has: copy it again", field="api_key"
             )
-        return cls(url.rstrip("/"), key, **patience)
+        url = base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        self._base_url = url.rstrip("/")
+        self._max_retries = max_retries
+        self._max_wait_s = max_wait_s
+        self.transport = transport(
+            base_url=self._base_url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+            verify=_trust(),
+        )
 
-    def for_httpx(self) -> dict[str, Any]:
-        """Arguments of httpx.Client and httpx.AsyncClient."""
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
-        return {
-            "base_url": self.base_url,
-            "headers": headers,
-            "timeout": timeout,
-            "verify": _trust(),
-        }
+    async def send(self, call: Call[T]) -> T:
+        """What the call gives. Raises UnexpectedResponse: something else than kvstitch answered."""
+        response = await self.open(call)
+        try:
+            await self.transport.read(response)
+        except FAULTS as fault:
+            raise from_transport(fault, self._base_url) from fault
+        finally:
+            await self.transport.leave(response)
+        try:
+            return call.read(response.json())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnexpectedResponse(
+                f"{response.url} answered, but not as kvstitch does: is the address right?",
+                status=response.status_code,
+            ) from error
+
+    async def open(self, call: Call[T]) -> httpx.Response:
+        """The response that counts, before its body is read; an error is raised."""
+        repeated = 0
+        while True:
+            may_repeat = repeated < self._max_retries
+            try:
+                response = await self.transport.send(
+                    call.method, call.path, headers=dict(call.headers), **call.content
+                )
+                if response.is_success:
+                    return response
+                await self.transport.read(response)
+                wait_s = retry_after(response)
+                if (
+                    response.status_code not in (429, 503)
+                    or wait_s is None
+                    or wait_s > self._max_wait_s
+                    or not may_repeat
+                ):
+                    raise from_response(response)
+                pause_s = wait_s
+            except FAULTS as fault:
+                passing = isinstance(fault, httpx.TransportError) and not isinstance(
+                    fault, httpx.ReadTimeout | httpx.WriteTimeout | httpx.UnsupportedProtocol
+                )
+                if not (may_repeat and passing and call.repeatable):
+                    raise from_transport(fault, self._base_url) from fault
+                pause_s = FIRST_PAUSE_S * 2**repeated
+            repeated += 1
+            await self.transport.sleep(pause_s)
 
 
 @cache
@@ -71,64 +124,72 @@ def _trust() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-T = TypeVar("T")
-FIRST_PAUSE_S = 0.5
-# What httpx raises where no response can come.
-FAULTS = (httpx.TransportError, httpx.InvalidURL)
-Fault = httpx.TransportError | httpx.InvalidURL
+class AsyncAnswerStream:
+    """A streamed answer: iterate it once, then `result` is the whole answer.
 
+    Leaving it early, by `close` or the end of an `async with`, ends the answer in the service.
+    """
 
-class Attempts(Generic[T]):
-    """The attempts of one call. Told of each, it says what is next; it waits and sends nothing."""
+    def __init__(self, response: httpx.Response, transport: "AsyncTransport") -> None:
+        self._response = response
+        self._transport = transport
+        self._answer: Answer | None = None
 
-    def __init__(self, call: Call[T], connection: Connection) -> None:
-        self._call = call
-        self._connection = connection
-        self._made = 0
+    @property
+    def result(self) -> Answer:
+        """The whole answer once the last event has come, before it UnexpectedResponse."""
+        if self._answer is None:
+            raise UnexpectedResponse("the stream has no result: it was not read to its end")
+        return self._answer
 
-    def pause_after(self, response: httpx.Response) -> float:
-        """Seconds until the next attempt, after an error whose body has been read. Raises it, a
-        KvstitchError, where there is none."""
-        wait_s = retry_after(response)
-        if (
-            response.status_code in (429, 503)
-            and wait_s is not None
-            and wait_s <= self._connection.max_wait_s
-            and self._may_repeat()
-        ):
-            return wait_s
-        raise from_response(response)
-
-    def pause_after_fault(self, fault: Fault) -> float:
-        """Seconds until the next attempt. Raises ConnectionFailed: there is none."""
-        passing = isinstance(fault, httpx.TransportError) and not isinstance(
-            fault, httpx.ReadTimeout | httpx.WriteTimeout | httpx.UnsupportedProtocol
-        )
-        pause_s: float = FIRST_PAUSE_S * 2**self._made
-        if not (passing and self._call.repeatable and self._may_repeat()):
-            raise from_transport(fault, self._connection.base_url) from fault
-        return pause_s
-
-    def result(self, response: httpx.Response) -> T:
-        """What the call gives, from a response that is no error. Raises UnexpectedResponse:
-        something else than kvstitch answered."""
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        reader, url = LineReader(), self._response.url
+        line = ""
         try:
-            return self._call.read(response.json())
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            async for line in self._transport.lines(self._response):
+                found = reader.feed(line)
+                if found is not None and (event := self._event(*found)) is not None:
+                    yield event
+        except FAULTS as fault:
+            raise from_transport(fault, str(url)) from fault
+        except (ValueError, LookupError, TypeError) as error:
             raise UnexpectedResponse(
-                f"{response.url} answered, but not as kvstitch does: is the address right?",
-                status=response.status_code,
+                f"{url} streams, but not as kvstitch does: {line[:SHOWN_CHARS]}"
             ) from error
+        finally:
+            await self.close()
+        if self._answer is None:
+            raise UnexpectedResponse("the stream broke off before the answer was whole")
 
-    def _may_repeat(self) -> bool:
-        self._made += 1
-        return self._made <= self._connection.max_retries
+    def _event(self, name: str, data: Any) -> Event | None:
+        """Return the event; None: it is of a kind that is not known here."""
+        match name:
+            case "sources":
+                return Sources([read(Citation, one) for one in data["citations"]], data)
+            case "token":
+                return Token(data["text"], data.get("logprobs"), data)
+            case "done":
+                self._answer = read(Answer, data)
+                return Done(self._answer)
+            case "error":
+                raise from_event(data, self._response)
+        return None
+
+    async def close(self) -> None:
+        """Leave the stream; the service then ends the answer."""
+        await self._transport.leave(self._response)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
 
 class AsyncTransport:
     """Sends over httpx.AsyncClient."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, **options: Any) -> None:
         self._http = httpx.AsyncClient(**options)
 
     async def send(self, *what: Any, **content: Any) -> httpx.Response:
@@ -158,7 +219,7 @@ class AsyncTransport:
 class BlockingTransport(AsyncTransport):
     """Sends over httpx.Client; no coroutine of it waits for an event loop."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, **options: Any) -> None:
         self._client = httpx.Client(**options)
 
     async def send(self, *what: Any, **content: Any) -> httpx.Response:

@@ -183,33 +183,31 @@ def from_response(response: httpx.Response) -> KvstitchError:
     """The error in a response whose body has been read, in either form that the service has."""
     try:
         content = response.json()
-        found = content.get("error") or content
-        message, code = found.get("detail") or found["message"], found["code"]
-        field = found.get("field") or found.get("param")
+        return _of(content.get("error") or content, response, response.status_code)
     except (ValueError, AttributeError, LookupError):
         shown = response.text[:SHOWN_CHARS] or response.reason_phrase
         return UnexpectedResponse(
             f"{response.url} answered {response.status_code}, but not as kvstitch does: {shown}",
             status=response.status_code,
         )
-    return _by_code(code, response.status_code)(
-        message,
-        code=code,
-        field=field,
-        status=response.status_code,
-        request_id=response.headers.get("x-request-id"),
-        retry_after=retry_after(response),
-    )
 
 
 def from_event(data: dict[str, Any], response: httpx.Response) -> KvstitchError:
     """The error that ends a stream."""
-    found = data["error"]
-    return _by_code(found["code"], None)(
-        found["message"],
-        code=found["code"],
-        field=found.get("param"),
+    return _of(data["error"], response, None)
+
+
+def _of(found: dict[str, Any], response: httpx.Response, status: int | None) -> ServiceError:
+    code = found["code"]
+    # A newer service may have codes that are not known here.
+    unknown = InvalidRequest if status is not None and status < 500 else ServerError
+    return BY_CODE.get(code, unknown)(
+        found.get("detail") or found["message"],
+        code=code,
+        field=found.get("field") or found.get("param"),
+        status=status,
         request_id=response.headers.get("x-request-id"),
+        retry_after=retry_after(response),
     )
 
 
@@ -224,10 +222,3 @@ def retry_after(response: httpx.Response) -> float | None:
     """Seconds that the response asks to wait; None if it does not say."""
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdigit() else None
-
-
-def _by_code(code: str, status: int | None) -> type[ServiceError]:
-    """A newer service may have codes that are not known here."""
-    if code in BY_CODE:
-        return BY_CODE[code]
-    return InvalidRequest if status is not None and status < 500 else ServerError

@@ -1,4 +1,4 @@
-"""Reads what the service answers: records of JSON, and the events of a streamed answer."""
+"""Reads what the service answers: records of JSON, and the lines of a streamed answer."""
 
 import base64
 import dataclasses
@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import httpx
-
-from kvstitch.client.errors import SHOWN_CHARS, UnexpectedResponse, from_event
 from kvstitch.records.answers import Answer, Citation, Embeddings
 from kvstitch.records.base import ABSENT, Result
 from kvstitch.records.documents import Collection
@@ -136,48 +133,3 @@ def server_sent_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield name and data of every event in the lines of a response."""
     reader = LineReader()
     return (event for line in lines if (event := reader.feed(line)) is not None)
-
-
-@dataclass
-class EventReader:
-    """Makes events of the lines of a streamed answer."""
-
-    response: httpx.Response  # the response that is read
-    answer: Answer | None = None  # the whole answer, once it has come
-    _lines: LineReader = field(default_factory=LineReader, repr=False)
-
-    def event(self, line: str) -> Event | None:
-        """Return the event that this line completes; None if there is none that is known here.
-        Raises KvstitchError: the service says that the answer failed."""
-        try:
-            found = self._lines.feed(line)
-            return None if found is None else self._read(*found)
-        except (ValueError, LookupError, TypeError) as error:
-            raise UnexpectedResponse(
-                f"{self.response.url} streams, but not as kvstitch does: {line[:SHOWN_CHARS]}"
-            ) from error
-
-    def _read(self, name: str, data: Any) -> Event | None:
-        match name:
-            case "sources":
-                return Sources([read(Citation, one) for one in data["citations"]], data)
-            case "token":
-                return Token(data["text"], data.get("logprobs"), data)
-            case "done":
-                self.answer = read(Answer, data)
-                return Done(self.answer)
-            case "error":
-                raise from_event(data, self.response)
-        return None
-
-    def check_whole(self) -> None:
-        """Raise UnexpectedResponse if the stream has ended without a result."""
-        if self.answer is None:
-            raise UnexpectedResponse("the stream broke off before the answer was whole")
-
-    @property
-    def result(self) -> Answer:
-        """The whole answer, after the last event."""
-        if self.answer is None:
-            raise UnexpectedResponse("the stream has no result: it was not read to its end")
-        return self.answer

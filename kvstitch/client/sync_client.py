@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from kvstitch.client.async_client import AsyncAnswerStream, AsyncClient
-from kvstitch.client.connection import BlockingTransport, finish
+from kvstitch.client.async_client import AsyncClient
+from kvstitch.client.connection import AsyncAnswerStream, BlockingTransport, finish
 from kvstitch.client.events import Event
 from kvstitch.client.options import GenerateOptions
 from kvstitch.records.answers import Answer

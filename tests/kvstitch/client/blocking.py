@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from kvstitch.client import AsyncClient
-from kvstitch.client.async_client import AsyncAnswerStream
+from kvstitch.client.connection import AsyncAnswerStream
 
 
 class Blocking:
