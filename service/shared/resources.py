@@ -56,6 +56,11 @@ def behind_all(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, LONG_NICE)
 
 
+def uptime() -> float:
+    """Return the seconds since this machine started, also those for which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def free_memory() -> int | None:
     """Bytes that programs can have on this machine and in this container; None if unknown.
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from kvstitch.service.gateway.composition import Gateway
-from kvstitch.service.gateway.fleet.discovery import uptime
 from kvstitch.service.gateway.fleet.worker_pool import WorkerPool
 from kvstitch.service.gateway.workers import ProcessOptions
 from kvstitch.service.settings import load
+from kvstitch.service.shared.resources import uptime
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.service.gateway.rig import HANG_S, Rig, until

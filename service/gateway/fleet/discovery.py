@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from kvstitch.service.errors import InvalidSetting
 from kvstitch.service.gateway.data_folder import write_whole
 from kvstitch.service.plugins import hooks, load_object
+from kvstitch.service.shared.resources import uptime
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,6 @@ FILE = "workers.json"
 # Clocks of two machines do not run exactly alike, and a worker looks at its own now and then.
 MARGIN = 1.05
 MARGIN_S = 2.0
-
-
-def uptime() -> float:
-    """Seconds, also those for which the machine was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class KnownWorkers:

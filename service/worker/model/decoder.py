@@ -168,18 +168,14 @@ class DecoderModel:
         return int(config.num_key_value_heads or self.heads), int(wide)
 
     def layer_projections(self, block: Any) -> LayerProjections:
-        """Return the projections of a layer."""
-        attention = block.self_attn
-        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
-        return LayerProjections(
-            self.qkv_projection(attention), fuse(attention.o_proj), gate_up, down
-        )
+        qkv, output = self.qkv_projection(block.self_attn), fuse(block.self_attn.o_proj)
+        return LayerProjections(qkv, output, *self.mlp_projections(block.mlp))
 
     def qkv_projection(self, attention: Any) -> Projection:
         """Return the projection to queries, keys and values."""
         return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
 
-    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | tuple[None, None]:
         """Return the projections of an MLP to gate and up, and down; None if it is no gated MLP."""
         return fuse(mlp.gate_proj, mlp.up_proj), fuse(mlp.down_proj)
 
@@ -231,7 +227,9 @@ class DecoderModel:
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries `[m, heads, head_dim]` and keys after the norm that some families have."""
-        return q, k
+        if not hasattr(attention, "q_norm"):
+            return q, k
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
     def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
         """Return what is added to the hidden state after attention."""

@@ -28,8 +28,6 @@ from kvstitch.service.worker.model.supported import (
 
 @dataclass(frozen=True)
 class FolderFault:
-    """One fault of a model folder."""
-
     problem: str
     remedy: str
 
@@ -77,7 +75,7 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
     return FolderFault(f"model_type {family} of {folder} is not served{because}", what_instead())
 
 
-def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
+def rope_fault(folder: Path | str, config: dict[str, Any]) -> FolderFault | None:
     """Return whether the model rotates queries and keys in a way that is not served."""
     known = (*STATIC_ROPE_TYPES, *ROPE_TYPES_UP_TO_A_LENGTH)
     for parameters in _rope_parameters(config):

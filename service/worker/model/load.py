@@ -19,11 +19,10 @@ from kvstitch.service.worker.model.decoder import DecoderModel
 from kvstitch.service.worker.model.families import decoder_for, family_decoder
 from kvstitch.service.worker.model.folder_checks import (
     DEQUANTISED,
-    family_fault,
+    config_fault,
     left_out,
     quantisation_fault,
     read_config,
-    rope_fault,
     weights_fault,
 )
 from kvstitch.service.worker.model.kept_weights import quantise_once
@@ -115,8 +114,7 @@ def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
         raise ModelRefused(
             f"config.json cannot be read: {error}: copy the model folder again", field="model"
         ) from error
-    fault = family_fault(path, config) or rope_fault(path, config)
-    fault = fault or quantisation_fault(path, config, device=device.type, quantize=quantize)
+    fault = config_fault(path, config, device=device.type, quantize=quantize)
     if fault := fault or weights_fault(path):
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
     given = config.get("quantization_config") or config.get("compression_config") or {}

@@ -179,7 +179,6 @@ class AttentionRule:
         return self.soft_cap is None and self.sinks is None
 
     def of_heads(self, heads: slice) -> AttentionRule:
-        """Return the rule for some query heads."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
     def narrows(self, span: int) -> bool:

@@ -67,8 +67,6 @@ class ModuleProjection:
 
 @dataclass(frozen=True)
 class LayerProjections:
-    """The projections of a layer."""
-
     qkv: Projection
     output: Projection
     gate_up: Projection | None

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvstitch.service.errors import ModelRefused
 from kvstitch.service.worker.kernels.cpu import rotation
 from kvstitch.service.worker.kernels.device_kernels import kernels_of
-from kvstitch.service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROPE_TYPES
+from kvstitch.service.worker.model.folder_checks import rope_fault, served_context
 
 
 class RotaryTable:
@@ -87,23 +87,10 @@ class RotaryTable:
 def static_positions(config: Any) -> int:
     """Return positions for which the frequencies do not depend on the prompt's length; raises
     ModelRefused if the type of RoPE is not known."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_type = [p for p in parameters.values() if isinstance(p, dict)]
-    return min(_static_positions(config, kind) for kind in by_type or [parameters])
-
-
-def _static_positions(config: Any, parameters: dict[str, Any]) -> int:
-    rope_type = str(parameters.get("rope_type", "default"))
-    limit = int(config.max_position_embeddings)
-    if rope_type in STATIC_ROPE_TYPES:
-        return limit
-    if rope_type not in ROPE_TYPES_UP_TO_A_LENGTH:
-        known = ", ".join((*STATIC_ROPE_TYPES, *ROPE_TYPES_UP_TO_A_LENGTH))
-        raise ModelRefused(
-            f"rope_type {rope_type!r} is not served; served types: {known}", field="model"
-        )
-    own = getattr(config, "original_max_position_embeddings", None)
-    return min(limit, int(parameters.get("original_max_position_embeddings") or own or limit))
+    facts = config.to_dict()
+    if fault := rope_fault(config.name_or_path, facts):
+        raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
+    return served_context(facts) or int(config.max_position_embeddings)
 
 
 def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> Tensor | None:

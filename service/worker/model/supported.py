@@ -133,5 +133,4 @@ def keeps_states(config: dict[str, Any]) -> bool:
 
 
 def what_instead() -> str:
-    """Return what to give instead of a model that is not served."""
     return f"give a model of the families {', '.join(FAMILIES)}"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kvstitch.encryption.keyring import DataKey, Keyring
+from kvstitch.service.shared.resources import uptime
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -30,11 +31,6 @@ NOTES_PER_LEASE = 20
 UNREADABLE = "unreadable"
 NUMBERS = ".seats"  # a hidden folder with a file for each number
 MAX_WORKERS = 64
-
-
-def uptime() -> float:
-    """Return the seconds since this machine started, also those for which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leases:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvstitch.service.messages import wire
 from kvstitch.service.messages.replies import Holdings, Ready, Stats, WorkerLoad
+from kvstitch.service.shared.resources import uptime
 from kvstitch.service.worker.engine.engine import Engine
 from kvstitch.service.worker.server.counters import (
     LoadMeter,
@@ -19,7 +20,6 @@ from kvstitch.service.worker.server.counters import (
     own_values,
     store_values,
 )
-from kvstitch.service.worker.server.leases import uptime
 from kvstitch.service.worker.server.link import Link
 
 # Most names that are remembered, those used last. Chunks beyond are not reported.
@@ -131,7 +131,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -140,7 +139,6 @@ class Reporter:
         self._thread.join(timeout=STATS_INTERVAL_S * 5)
 
     def add(self, gateway: bytes) -> None:
-        """Report to a gateway from now on."""
         self._gateways.add(gateway)
 
     def remove(self, gateway: bytes) -> None:
@@ -194,7 +192,6 @@ class Reporter:
         return load
 
     def send_counters(self, *, gone: bool = False) -> None:
-        """Send counters to every gateway."""
         # Read before the counters: whoever gets them knows the worker was alive at this moment.
         clock = uptime()
         started = time.monotonic()

@@ -7,14 +7,13 @@ byte: of a group, columns 0..15 in the lower halves of its 16 bytes, columns 16.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvstitch.kvstore.format.buffers import allocate
 from kvstitch.service.worker.kernels.cpu import native
 
 GROUP = 32
@@ -141,9 +140,6 @@ def zeros_in_huge_pages(
     """`torch.zeros`, in huge pages if the tensor is large, on a CPU, and the system has them:
     what is read from end to end again and again is prefetched up to the end of a page."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or nbytes < MIN_HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if device.type != "cpu" or nbytes < MIN_HUGE_BYTES:
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without huge pages: ordinary ones are used
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
+    return allocate(nbytes).view(dtype).view(tuple(shape))  # fresh pages are zeros

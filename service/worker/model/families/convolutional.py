@@ -13,7 +13,6 @@ from kvstitch.service.worker.kernels.cpu import cpu_linear
 from kvstitch.service.worker.model.families.experts import ExpertsModel
 from kvstitch.service.worker.model.families.hybrid import Hybrid, MixerRows
 from kvstitch.service.worker.model.mixer_state import FirstRows, MixerShape
-from kvstitch.service.worker.model.projection import norm
 
 
 class Lfm2(Hybrid):
@@ -33,9 +32,6 @@ class Lfm2(Hybrid):
 
     def order_blocks(self, blocks: Sequence[Any]) -> list[Any]:
         return super().order_blocks([_named_as_llamas(block) for block in blocks])
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
     def convolution(self, net: Any) -> tuple[Tensor, Tensor | None, bool]:
         return net.conv.weight, net.conv.bias, False

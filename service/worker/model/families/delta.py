@@ -17,7 +17,6 @@ from kvstitch.service.worker.model.projection import (
     LayerProjections,
     Projection,
     fuse,
-    norm,
 )
 from kvstitch.service.worker.steps import Steps
 
@@ -50,7 +49,6 @@ class DeltaHybrid(Hybrid):
     def layer_projections(self, block: Any) -> LayerProjections:
         if self.mixer_of(block) is not None:
             return super().layer_projections(block)
-        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
         attention = block.self_attn
         fuse(attention.q_proj)  # so that it holds no file
         rows = attention.q_proj.weight.detach().view(self.heads, 2, self.head_dim, self.hidden)
@@ -64,13 +62,10 @@ class DeltaHybrid(Hybrid):
             every = [q_bias.flatten(), attention.k_proj.bias, attention.v_proj.bias]
             qkv = DenseProjection(weight, torch.cat(every))
             self.gates[block] = DenseProjection(gate, gate_bias.reshape(-1))
-        return LayerProjections(qkv, fuse(attention.o_proj), gate_up, down)
+        return LayerProjections(qkv, fuse(attention.o_proj), *self.mlp_projections(block.mlp))
 
     def feed_weights(self, block: Any) -> int:
         return super().feed_weights(block) + numbers(self.gates.get(block))
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
     def finish_steps(
         self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False

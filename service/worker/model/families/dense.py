@@ -35,9 +35,6 @@ class Qwen2(DecoderModel):
 class Qwen3(DecoderModel):
     """Qwen3: an RMSNorm on every query and key head; keys are stored after it and before RoPE."""
 
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
-
 
 class SmolLM3(DecoderModel):
     """SmolLM3: Llama, with some layers that do not rotate queries and keys."""
@@ -94,11 +91,6 @@ class Cohere(DecoderModel):
 
     def rotary_order(self) -> Tensor | None:
         return halves_order(self.head_dim, rotated=self.head_dim, interleaved=True)
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if not getattr(self.config, "use_qk_norm", False):
-            return q, k
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
     def finish_steps(
         self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False
@@ -168,9 +160,6 @@ class Gemma3(Gemma2):
 
     def rotary_tables(self) -> list[RotaryTable]:
         return self.rotary_tables_by_type()
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
 
 class Olmo2(DecoderModel):

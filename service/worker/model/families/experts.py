@@ -13,7 +13,7 @@ from torch import Tensor
 from kvstitch.service.worker.kernels.cpu import cpu_linear
 from kvstitch.service.worker.model.decoder import DecoderModel, activation_of
 from kvstitch.service.worker.model.model_facts import AttentionRule
-from kvstitch.service.worker.model.projection import Projection, norm
+from kvstitch.service.worker.model.projection import Projection
 from kvstitch.service.worker.steps import Steps
 
 PAUSE_ROWS = 64
@@ -56,8 +56,8 @@ class ExpertsModel(DecoderModel):
         """Return what an expert makes of its rows `[m, hidden]`."""
         return expert_output(experts, number, x, batch)
 
-    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
-        return None if hasattr(mlp, "experts") else super().mlp_projections(mlp)
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | tuple[None, None]:
+        return (None, None) if hasattr(mlp, "experts") else super().mlp_projections(mlp)
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp = self.blocks[layer].mlp
@@ -132,7 +132,7 @@ class SharedExperts(ExpertsModel):
 
     shared = "shared_experts"
 
-    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | tuple[None, None]:
         # Past ExpertsModel, which has no projections for a layer with experts.
         return DecoderModel.mlp_projections(self, getattr(mlp, self.shared, mlp))
 
@@ -166,9 +166,6 @@ class Qwen2Moe(SharedExperts):
 class Qwen3Moe(ExpertsModel):
     """Qwen3 with experts (30B-A3B, 235B-A22B): norms on query and key heads, and some dense
     layers."""
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
 
 class GptOss(ExpertsModel):

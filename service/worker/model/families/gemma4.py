@@ -111,8 +111,8 @@ class Gemma4(Gemma2):
         read = [attention.q_proj]
         if not attention.is_kv_shared_layer:
             read += [m for m in (attention.k_proj, attention.v_proj) if m is not None]
-        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
-        return LayerProjections(fuse(*read), fuse(attention.o_proj), gate_up, down)
+        qkv, output = fuse(*read), fuse(attention.o_proj)
+        return LayerProjections(qkv, output, *self.mlp_projections(block.mlp))
 
     def rotary_tables(self) -> list[RotaryTable]:
         found: dict[str, RotaryTable] = {}

@@ -128,8 +128,8 @@ class Hybrid(DecoderModel):
         net = self.mixer_of(block)
         if net is None:
             return super().layer_projections(block)
-        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
-        return LayerProjections(self.mixer_input(net), fuse(net.out_proj), gate_up, down)
+        qkv, output = self.mixer_input(net), fuse(net.out_proj)
+        return LayerProjections(qkv, output, *self.mlp_projections(block.mlp))
 
     @cached_property
     def layer_weights(self) -> list[tuple[int, int]]:

@@ -137,8 +137,7 @@ class DeepseekV2(SharedExperts):
         to_value[:, half : half + middle] = values[:, :middle]
         to_value[:, 2 * half + middle :] = values[:, middle:]
         output = LatentOutput(to_value, fuse(attention.o_proj))
-        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
-        return LayerProjections(qkv, output, gate_up, down)
+        return LayerProjections(qkv, output, *self.mlp_projections(block.mlp))
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
         scores = cpu_linear.linear(x.float(), mlp.gate.weight.float(), batch=batch).softmax(-1)

@@ -172,8 +172,8 @@ class NemotronH(MambaHybrid):
             latent = [fuse(net.fc1_latent_proj), fuse(net.fc2_latent_proj)]
         return Feed(block.norm, net, fuse(shared.up_proj), fuse(shared.down_proj), *latent)
 
-    def mlp_projections(self, mlp: Any) -> None:
-        return None  # feeds have their own
+    def mlp_projections(self, mlp: Any) -> tuple[None, None]:
+        return None, None  # feeds have their own
 
     def feed_weights(self, block: Any) -> int:
         total = 0
