@@ -16,6 +16,8 @@ from kvstitch.client.options import Retrieval, SearchOptions
 
 # In one call; the service has limits on a call's texts and characters.
 BATCH_TEXTS = 128
+# What a document's metadata say of the passage, besides those of the stored document.
+OWN = ("doc_id", "chunk_id", "title", "char_start", "char_end", "score", "heading", "page")
 
 
 class KvstitchRetriever(BaseRetriever):
@@ -113,17 +115,8 @@ class KvstitchEmbeddings(Embeddings):
 
 
 def _document(result: SearchResult) -> Document:
-    own = {
-        "doc_id": result.doc_id,
-        "chunk_id": result.chunk_id,
-        "title": result.title,
-        "char_start": result.char_start,
-        "char_end": result.char_end,
-        "score": result.score,
-        "heading": result.heading,
-        "page": result.page,
-    }
-    metadata = {**result.metadata, **{f"kvstitch_{name}": value for name, value in own.items()}}
+    own = {f"kvstitch_{name}": getattr(result, name) for name in OWN}
+    metadata = {**result.metadata, **own}
     return Document(page_content=result.text or "", metadata=metadata, id=str(result.chunk_id))
 
 

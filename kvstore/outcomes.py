@@ -105,7 +105,6 @@ class StoreStats:
     pending_writes: int
 
     def tier(self, name: str) -> TierStats:
-        """Return the tier of that name."""
         for tier in self.tiers:
             if tier.name == name:
                 return tier

@@ -246,8 +246,34 @@ class GateNote(Fields):
     why: str
 
 
+# What computing a prompt takes, or took. recomputed_tokens: computed anew at the last layer, or in
+# a cold chunk. flops: as scheduled. reused_tokens: those whose KV is in the prefix cache.
+# history_tokens: of earlier turns, taken from the prompt before.
 @record
-class CacheReport:
+class PromptCost:
+    recomputed_tokens: int
+    reused_tokens: int = 0
+    reused_from: str = ""
+    history_tokens: int = 0
+    flops: float
+    full_prefill_flops: float
+
+
+# How a prompt was computed. kept_per_layer: KV entries after eviction, mean over KV heads.
+# coverage: share of the prompt's tokens that some head of some layer kept. kept_ratio: document KV
+# entries held after the first token, of all, mean over layers. recomputed_ratio: document tokens
+# computed anew, of all.
+@record
+class ComputedPrompt(PromptCost):
+    rows_per_layer: list[int]
+    kept_per_layer: list[float]
+    coverage: float
+    kept_ratio: float
+    recomputed_ratio: float
+
+
+@record
+class CacheReport(ComputedPrompt):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
     reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
@@ -256,17 +282,6 @@ class CacheReport:
 
     system: CacheSegment
     documents: list[CacheDocument]
-    rows_per_layer: list[int]
-    kept_per_layer: list[float]
-    coverage: float
-    flops: float
-    full_prefill_flops: float
-    kept_ratio: float
-    recomputed_ratio: float
-    recomputed_tokens: int
-    reused_tokens: int = 0
-    reused_from: str = ""
-    history_tokens: int = 0
     ratio: float | None = told(absent=None)
     exact_from: int | None = told(
         "tokens of the answer before full prefill took over; none: it did not", absent=None
@@ -284,27 +299,44 @@ class Timing:
     total_s: float
 
 
+# What every answer tells of itself, and so does the forecast of one. stages: in seconds.
 @record
-class Answer(Result):
-    id: str
-    model: str
-    adapter: str | None = told("the LoRA adapter that answered; none: none did", default=None)
-    text: str
-    finish_reason: str
-    citations: list[Citation]
-    found: bool = told("whether the prompt held any passage", absent=True)
+class Origin:
+    adapter: str | None = told("the LoRA adapter that answers; none: none does", default=None)
+    found: bool = told("whether the prompt holds any passage", absent=True)
     relevance: float | None = told(RELEVANCE, default=None)
     retrieval: RetrievalNote | None = told("none: nothing was searched for", default=None)
-    attributions: list[Attribution] | None = told("where they are asked for", default=None)
-    usage: Usage
-    cache: CacheReport
-    stages: dict[str, float]
-    timing: Timing
     fusion: MethodUsed
     eviction: MethodUsed | None
-    seed: int | None
-    logprobs: list[TokenLogprob] | None = told("where the request asks for them", default=None)
+    stages: dict[str, float]
     warnings: list[str]
+
+
+@record
+class AnswerDetails(Origin):
+    finish_reason: str = told("as OpenAI's, or deadline")
+    attributions: list[Attribution] | None = told("where they are asked for", default=None)
+    cache: CacheReport
+    timing: Timing
+    seed: int | None
+
+
+@record
+class Named(Result):
+    id: str
+    model: str
+
+
+@record
+class Worded(Named):  # so that the text stands before what it took
+    text: str
+    citations: list[Citation]
+
+
+@record
+class Answer(AnswerDetails, Worded):
+    usage: Usage
+    logprobs: list[TokenLogprob] | None = told("where the request asks for them", default=None)
 
 
 @record
@@ -331,34 +363,18 @@ class DocumentForecast(OfDocument, SegmentForecastOut):
 
 
 @record
-class Explanation(Result):
+class Explanation(PromptCost, Origin, Named):
     """A dry run. Seconds are estimates, from what loads and prefills took here if `measured`."""
 
-    id: str
-    model: str
-    adapter: str | None = None
     explain: Literal[True] = True
     citations: list[Citation]
-    found: bool = told("whether the prompt holds any passage", absent=True)
-    relevance: float | None = told(RELEVANCE, default=None)
-    retrieval: RetrievalNote | None = None
     prompt_tokens: int
     max_tokens: int
     system: SegmentForecastOut
     documents: list[DocumentForecast]
-    recomputed_tokens: int
-    reused_tokens: int = 0
-    reused_from: str = ""
-    history_tokens: int = 0
-    flops: float
-    full_prefill_flops: float
     expected_ttft_s: float = told("with retrieval as it just was, without a queue")
     full_prefill_ttft_s: float
     measured: bool
-    stages: dict[str, float]
-    fusion: MethodUsed
-    eviction: MethodUsed | None
-    warnings: list[str]
 
 
 # One vector per text, in their order, each of length 1. `tokens`: of the texts.

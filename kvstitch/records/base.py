@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -26,6 +26,14 @@ def record(kind: type[T]) -> type[T]:
     extra = {"description": inspect.cleandoc(doc)} if doc else {}
     kind.__pydantic_config__ = {"json_schema_extra": extra}  # type: ignore[attr-defined]
     return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def filled(kind: type[T], like: Any, **given: Any) -> T:
+    """Make a record; fields that are not given are those of the same names in `like`."""
+    same = {field.name: getattr(like, field.name)
+            for field in fields(kind)  # type: ignore[arg-type]
+            if field.name not in given and hasattr(like, field.name)}  # fmt: skip
+    return kind(**same, **given)
 
 
 class Result:

@@ -178,7 +178,6 @@ class EncodedBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the encoded blocks."""
         return sum(layer.data.numel() for layer in self.layers.values())
 
     @property

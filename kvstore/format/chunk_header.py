@@ -60,8 +60,6 @@ class Seal:
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """A validated header."""
-
     raw: bytes  # the header's bytes as stored, length prefix and padding included
     key: str  # the chunk's key; `UNNAMED` before a store has given it one
     spec: ChunkSpec

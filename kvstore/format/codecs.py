@@ -166,7 +166,6 @@ CODECS: dict[str, Codec] = {
 
 
 def codec(name: str) -> Codec:
-    """Return the codec of that name."""
     if name not in CODECS:
         raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(CODECS)}")
     return CODECS[name]

@@ -37,7 +37,6 @@ Buffer = bytes | bytearray | memoryview
 
 
 def checksum(buffer: Buffer) -> str:
-    """Return the checksum of a buffer."""
     return f"xxh3_128:{xxh3_128_hexdigest(buffer)}"
 
 
@@ -50,7 +49,6 @@ class BlockDigests:
 
     @classmethod
     def of(cls, blocks: Iterable[Buffer]) -> Self:
-        """Compute the digests of these blocks."""
         return cls(XXH3_64, b"".join(map(xxh3_64_digest, blocks)))
 
     @classmethod

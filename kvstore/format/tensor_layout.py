@@ -34,8 +34,6 @@ STATE_ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True)
 class TensorEntry(StoredTensor):
-    """A tensor of a chunk."""
-
     tokens_per_row: int = 1
 
     def blocks_range(self, first: int, last: int) -> tuple[int, int]:

@@ -177,7 +177,6 @@ class MemoryTier(Tier):
         return entry is not None and entry.order == order
 
     def _add(self, id: _Id, entry: _Entry) -> None:
-        """Add an entry, and make room for it."""
         if entry.nbytes > self._capacity:
             raise TierFull(f"{entry.nbytes} bytes do not fit {self._capacity}")
         while self._used + entry.nbytes > self._capacity:

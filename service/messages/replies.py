@@ -69,8 +69,6 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenItem:
-    """One token of an answer."""
-
     id: str  # of the request
     token: int
     logprobs: TokenLogprobs | None = None  # only where they were asked for

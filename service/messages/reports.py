@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from kvstitch.records.answers import CacheSegment, SegmentForecastOut
+from kvstitch.records import answers
+from kvstitch.records.answers import CacheSegment, ComputedPrompt, PromptCost, SegmentForecastOut
 from kvstitch.records.base import record
 from kvstitch.service.messages.requests import Method
 
@@ -22,36 +23,28 @@ class SegmentForecast(SegmentForecastOut):
     chunk_id: int
 
 
-@dataclass(frozen=True)
-class Forecast:
+@record
+class Forecast(PromptCost):
     """What a prompt would take."""
 
     prompt_tokens: int
     system: SegmentForecast
     documents: list[SegmentForecast]
-    recomputed_tokens: int
-    flops: float
-    full_prefill_flops: float
     first_token_s: float  # from when the worker begins with it
     full_prefill_s: float
     measured: bool  # computing and the tiers it would read have been timed here; else: assumed
     warnings: list[str] = field(default_factory=list)
-    reused_tokens: int = 0  # of the prompt; their KV is in the prefix cache
-    reused_from: str = ""  # where: "pool"; empty: nothing is
-    history_tokens: int = 0  # of earlier turns, taken from the prompt before; some are repaired
 
 
 GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
 GATE_STATES: tuple[GateStateName, ...] = get_args(GateStateName)
 
 
-@dataclass(frozen=True)
-class GateNote:
+@record
+class GateNote(answers.GateNote):
     """What the correctness gate changed of a request."""
 
-    state: GateStateName  # "ratio_raised" or "full_prefill"
-    used: Method  # that ran
-    why: str  # what was seen of the method that was asked for
+    used: Method  # type: ignore[assignment]
 
     @property
     def text(self) -> str:
@@ -92,23 +85,15 @@ class TokenTrace:
     question: SegmentTrace
 
 
-@dataclass(frozen=True)
-class Report:
+@record
+class Report(ComputedPrompt):
     """How an answer was computed, and what that cost."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens whose stored KV was used at the last layer
-    recomputed_tokens: int  # prompt tokens computed anew at the last layer, or in a cold chunk
     system: SegmentReport
     documents: list[SegmentReport]
-    rows_per_layer: list[int]
-    kept_per_layer: list[float]  # KV entries per layer after eviction, mean over KV heads
-    coverage: float  # share of the prompt's tokens that some head of some layer kept
-    flops: float  # of the prompt, as scheduled: what a full prefill takes is beside it
-    full_prefill_flops: float
-    kept_ratio: float  # document KV entries held after the first token, of all, mean over layers
-    recomputed_ratio: float  # document tokens computed anew, of all
     stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
     decode_steps: int
     seed: int | None = None
@@ -117,7 +102,4 @@ class Report:
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
     exact_from: int | None = None  # tokens of the answer before full prefill took over, if it did
-    reused_tokens: int = 0  # prompt tokens whose KV was in the prefix cache
-    reused_from: str = ""  # where: "pool", the KV pool; empty: nothing was
-    history_tokens: int = 0  # of earlier turns, taken from the prompt before; repaired ones are not
     token_fates: TokenTrace | None = None  # of a prompt that ran, where it was asked for

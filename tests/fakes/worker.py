@@ -248,7 +248,15 @@ class FakeWorker:
         cold = sum(s.rows_recomputed for s in segments) + len(request.question)
         total = system.tokens + sum(s.tokens for s in segments) + len(request.question)
         forecast = Forecast(
-            total, system, documents, cold, 1e6 * cold, 1e6 * total, 1e-4 * cold, 1e-4 * total, True
+            prompt_tokens=total,
+            system=system,
+            documents=documents,
+            recomputed_tokens=cold,
+            flops=1e6 * cold,
+            full_prefill_flops=1e6 * total,
+            first_token_s=1e-4 * cold,
+            full_prefill_s=1e-4 * total,
+            measured=True,
         )
         return Explained(request.id, forecast)
 

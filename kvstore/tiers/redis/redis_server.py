@@ -51,8 +51,6 @@ class Redirected(KvStoreError):
 
 
 class RedisServer:
-    """One Redis server."""
-
     def __init__(self, address: str, client: Any, breaker: CircuitBreaker | None = None) -> None:
         self.address = address
         self._client = client

@@ -55,7 +55,6 @@ class ChunkFileReader:
         self._buffers.clear()
 
     def header(self, fd: int, file: StoredFile) -> ChunkHeader:
-        """Read the header."""
         header = bytearray(file.header_bytes)
         read_fully(fd, [memoryview(header)], 0)
         return _parse(header, file)

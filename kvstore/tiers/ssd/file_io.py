@@ -107,7 +107,6 @@ def is_cached(fd: int, offset: int) -> bool:
 
 
 def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
-    """Write all buffers one after the other."""
     pending = [buffer for buffer in buffers if len(buffer)]
     while pending:
         pending = _advance(pending, os.writev(fd, pending))
@@ -175,7 +174,6 @@ def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
 
 
 def lock_shared(path: Path, patience_s: float) -> tuple[int, bool]:
-    """Lock a file together with others that share it."""
     give_up_at = time.monotonic() + patience_s
     while True:
         for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):

@@ -93,29 +93,18 @@ class AnswerGroup:
             await answer.aclose()
 
 
+@dataclass(frozen=True, kw_only=True)
 class AnswerService:
     """Opens answers and explains them. Stateless."""
 
-    def __init__(
-        self,
-        *,
-        worker: Worker,
-        prompts: PromptBuilder,
-        validator: RequestValidator,
-        preparer: RequestPreparer,
-        limiter: ConcurrencyLimiter,
-        metrics: GatewayMetrics,
-        tracing: Tracing,
-        forms: AnswerForms,
-    ) -> None:
-        self._worker = worker
-        self._prompts = prompts
-        self._validator = validator
-        self._preparer = preparer
-        self._limiter = limiter
-        self._metrics = metrics
-        self._tracing = tracing
-        self._forms = forms
+    worker: Worker
+    prompts: PromptBuilder
+    validator: RequestValidator
+    preparer: RequestPreparer
+    limiter: ConcurrencyLimiter
+    metrics: GatewayMetrics
+    tracing: Tracing
+    forms: AnswerForms
 
     async def open(self, requests: Sequence[GenerateRequest], call: CallContext) -> AnswerGroup:
         """Prepare answers; nothing is generated before their events are read. Raises
@@ -123,36 +112,36 @@ class AnswerService:
         Overloaded; WorkerUnavailable: the worker or the index is not ready; DeadlineExceeded."""
         opened = AnswerGroup()
         for request in requests:
-            fusion_label, slot, model = "none", None, self._prompts.model
+            fusion_label, slot, model = "none", None, self.prompts.model
             name = span_name(call.operation, model)
-            span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
+            span = self.tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
             try:
-                plan = self._validator.validate(request, call)
+                plan = self.validator.validate(request, call)
                 fusion_label = plan.fusion.name
-                slot = self._limiter.acquire(plan.estimated_tokens, call.principal.key_id)
-                preparing = self._preparer.prepare(plan, traceparent=span.traceparent)
+                slot = self.limiter.acquire(plan.estimated_tokens, call.principal.key_id)
+                preparing = self.preparer.prepare(plan, traceparent=span.traceparent)
                 await before_deadline(preparing, call)
                 if plan.unanswered is not None:
-                    self._metrics.unanswerable.labels(plan.unanswered).inc()
+                    self.metrics.unanswerable.labels(plan.unanswered).inc()
                 call.principal.spend_tokens(plan.prompt_tokens + plan.condense_tokens)
             except BaseException as error:
                 if slot is not None:
                     slot.close()
-                self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
+                self.metrics.requests.labels(fusion_label, outcome_of(error)).inc()
                 attributes = attributes_of(call.operation, model)
                 span.end(attributes=attributes, error=outcome_of(error))
                 await opened.aclose()
                 raise
             opened.answers.append(
                 AnswerStream(
-                    worker=self._worker,
-                    prompts=self._prompts,
-                    metrics=self._metrics,
+                    worker=self.worker,
+                    prompts=self.prompts,
+                    metrics=self.metrics,
                     plan=plan,
                     slot=slot,
                     call=call,
                     span=span,
-                    forms=self._forms,
+                    forms=self.forms,
                 )
             )
         return opened
@@ -164,11 +153,11 @@ class AnswerService:
             raise InvalidRequest(
                 "stream: an explanation comes in one piece, leave stream out", field="stream"
             )
-        plan = self._validator.validate(request, call)
-        slot = self._limiter.acquire(0, call.principal.key_id)
+        plan = self.validator.validate(request, call)
+        slot = self.limiter.acquire(0, call.principal.key_id)
         try:
-            await before_deadline(self._preparer.prepare(plan, prefetch=False), call)
-            forecast = await before_deadline(self._worker.explain(plan.generate), call)
+            await before_deadline(self.preparer.prepare(plan, prefetch=False), call)
+            forecast = await before_deadline(self.worker.explain(plan.generate), call)
         finally:
             slot.close()
-        return explanation(self._prompts.model, plan, forecast)
+        return explanation(self.prompts.model, plan, forecast)

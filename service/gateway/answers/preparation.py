@@ -12,7 +12,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvstitch.retriever import Chunk, ChunkSettings, Passage
 from kvstitch.retriever.scope import EVERYBODY
@@ -85,24 +85,16 @@ def inline_passages(
 PREFETCH_MIN_CHARS = 1000
 
 
+@dataclass(frozen=True)
 class RequestPreparer:
     """Finds passages and writes the prompt. Stateless."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        passages: PassageSearch,
-        prompts: PromptBuilder,
-        prefixes: ChunkPrefixes,
-        settings: Callable[[], Settings],
-        forms: AnswerForms,
-    ) -> None:
-        self._worker = worker
-        self._passages = passages
-        self._prompts = prompts
-        self._prefixes = prefixes
-        self._settings = settings
-        self._forms = forms
+    worker: Worker
+    passages: PassageSearch
+    prompts: PromptBuilder
+    prefixes: ChunkPrefixes
+    settings: Callable[[], Settings]
+    forms: AnswerForms
 
     async def prepare(
         self, plan: AnswerPlan, *, traceparent: str = "", prefetch: bool = True
@@ -110,7 +102,7 @@ class RequestPreparer:
         """Complete a plan; raises what only a search or the tokenizer can find out. `traceparent`:
         the span that the worker's spans belong to (empty: none); `prefetch`: whether the worker may
         bring chunks closer while a long question is encoded."""
-        plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
+        plan.form = await self.forms.written(plan.request.guided, plan.scope.tenant)
         joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
         if plan.search is None or joined is None or plan.condense == "off":
             plan.condense = "off"
@@ -122,8 +114,8 @@ class RequestPreparer:
         if sum(len(text.encode()) for text in texts) > plan.max_context // 2:
             await asyncio.to_thread(self._check_question, plan)
         hinting = asyncio.get_running_loop() if prefetch else None
-        await self._passages.search(
-            lambda: self._given(plan) if plan.search is None else self._passages.find(plan.search),
+        await self.passages.search(
+            lambda: self._given(plan) if plan.search is None else self.passages.find(plan.search),
             lambda found: self._complete(plan, found, traceparent, hinting),
             rerank=plan.search is not None and plan.search.rerank,
         )
@@ -132,7 +124,7 @@ class RequestPreparer:
         """Have the model say what a question that follows others asks for, and search that."""
         assert plan.search is not None
         started = time.perf_counter()
-        text, tokens = await rewritten(plan.turns, self._worker, self._prompts, plan.scope.tenant)
+        text, tokens = await rewritten(plan.turns, self.worker, self.prompts, plan.scope.tenant)
         plan.condense_s, plan.condense_tokens = time.perf_counter() - started, tokens
         if not text:
             plan.warnings.append(
@@ -144,10 +136,10 @@ class RequestPreparer:
 
     def _check_question(self, plan: AnswerPlan) -> None:
         """Encode the question, and raise PromptTooLong if it does not fit by itself."""
-        plan.question_ids = self._prompts.encode_question(
+        plan.question_ids = self.prompts.encode_question(
             plan.turns, plan.request.tools, begin_answer=plan.begins
         )
-        self._prompts.check_length([], plan.question_ids, max_context=plan.max_context)
+        self.prompts.check_length([], plan.question_ids, max_context=plan.max_context)
 
     # -- on a search thread ----------------------------------------------------------------------
 
@@ -155,10 +147,10 @@ class RequestPreparer:
         """Return the passages that came with the request, in its order; nothing is searched."""
         request, passages = plan.request, list[Passage]()
         if request.inline_documents is not None:
-            chunking = self._prompts.chunking()
+            chunking = self.prompts.chunking()
             passages = inline_passages(request.inline_documents, chunking, plan.max_context)
         elif request.documents is not None:
-            self._passages.require_documents(request.documents, plan.scope)
+            self.passages.require_documents(request.documents, plan.scope)
         return FoundPassages(None, passages)
 
     def _about_the_question(self, plan: AnswerPlan, found: FoundPassages) -> FoundPassages:
@@ -173,7 +165,7 @@ class RequestPreparer:
         if plan.unanswered == "say" and only_a_model_answers(plan.request):
             plan.unanswered = "model"
         if plan.unanswered == "say":
-            plan.said = sentence(plan.question, self._settings().unanswerable_text)
+            plan.said = sentence(plan.question, self.settings().unanswerable_text)
         return replace(found, passages=[])
 
     def _complete(
@@ -184,12 +176,12 @@ class RequestPreparer:
         hinting: asyncio.AbstractEventLoop | None,
     ) -> None:
         started = time.perf_counter()
-        request, turns, prompts = plan.request, plan.turns, self._prompts
+        request, turns, prompts = plan.request, plan.turns, self.prompts
         found = self._about_the_question(plan, found)
         plan.search, plan.passages = found.query, found.passages
         if found.query is not None:  # else they came with the request, in its order
             plan.passages = prompts.format.in_prompt_order(found.passages)
-        documents = self._prefixes.in_prompt([passage.chunk for passage in plan.passages])
+        documents = self.prefixes.in_prompt([passage.chunk for passage in plan.passages])
         if not documents and plan.begins:  # the words speak of documents
             plan.begins, plan.question_ids = False, None
         if request.cite == "inline" and plan.passages:
@@ -209,7 +201,7 @@ class RequestPreparer:
                     plan.adapter,
                 )
                 # The worker's client belongs to the event loop.
-                hinting.call_soon_threadsafe(self._worker.prefetch, hint)
+                hinting.call_soon_threadsafe(self.worker.prefetch, hint)
             question = prompts.encode_question(turns, request.tools, begin_answer=plan.begins)
         plan.prompt_tokens = prompts.check_length(
             documents,
@@ -225,15 +217,15 @@ class RequestPreparer:
         if plan.condense_s:
             plan.stages["condense"] = plan.condense_s
         plan.warnings = [*found.warnings, *plan.warnings]
-        room = min(plan.max_context - plan.prompt_tokens, self._settings().max_tokens_limit)
+        room = min(plan.max_context - plan.prompt_tokens, self.settings().max_tokens_limit)
         sampling = plan.sampling(room, prompts.format.max_tokens)
         if found.query is not None and not plan.passages:
-            why = self._passages.why_nothing(request, found)
+            why = self.passages.why_nothing(request, found)
             plan.warnings.append(f"{why}: the answer cites nothing")
         plan.citations = citations(
             plan.passages,
             with_text=request.include_text,
-            urls={} if found.query is None else self._passages.urls_of(plan.passages, plan.scope),
+            urls={} if found.query is None else self.passages.urls_of(plan.passages, plan.scope),
         )
         history, view = 0, ""
         if documents and any(turn.role == "assistant" for turn in turns):
@@ -241,7 +233,7 @@ class RequestPreparer:
         if any(passage.chunk.readers != EVERYBODY for passage in plan.passages):
             # A name of what the sender may read: others may not read all of the passages.
             view = hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()
-        least = self._settings().exact_below
+        least = self.settings().exact_below
         plan.generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=prompts.system if alone is None else [],
@@ -254,12 +246,12 @@ class RequestPreparer:
             tenant=plan.scope.tenant,
             traceparent=traceparent,
             token_fates=request.include_tokens,
-            cold=request.cold or self._settings().cold,
+            cold=request.cold or self.settings().cold,
             exact_below=least if request.exact_below is None else request.exact_below,
             prefix_cache=request.prefix_cache,
             lora=plan.adapter,
             history=history,
-            history_mode=request.history or self._settings().history,
+            history_mode=request.history or self.settings().history,
             any_method=request.fusion is None or request.fusion.method in (AUTO, *NAMES),
             view=view,
         )

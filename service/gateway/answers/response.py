@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 from kvstitch.records.answers import (
     CacheDocument,
@@ -21,6 +20,7 @@ from kvstitch.records.answers import (
     TokenRunOut,
     Usage,
 )
+from kvstitch.records.base import filled
 from kvstitch.service.gateway.answers.validation import AnswerPlan
 from kvstitch.service.gateway.prometheus import GatewayMetrics
 from kvstitch.service.gateway.prompts.detokenizer import Decode, Detokenizer
@@ -36,7 +36,6 @@ from kvstitch.service.messages.requests import Generate, Method
 from kvstitch.service.plugins import tiers
 from kvstitch.service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
-T = TypeVar("T")
 NOT_ASKED = Report(
     prompt_tokens=0, completion_tokens=0, cached_tokens=0, recomputed_tokens=0,
     system=SegmentReport(
@@ -66,15 +65,15 @@ def usage(report: Report) -> Usage:
 def cache_report(report: Report, names: Mapping[int, dict[str, Any]]) -> CacheReport:
     """Return what happened to the KV of every segment."""
     gate = report.gate
-    return _filled(
+    return filled(
         CacheReport,
         report,
-        system=_filled(CacheSegment, report.system),
+        system=filled(CacheSegment, report.system),
         documents=[
-            _filled(CacheDocument, segment, **names[segment.chunk_id])
+            filled(CacheDocument, segment, **names[segment.chunk_id])
             for segment in report.documents
         ],
-        gate=None if gate is None else _filled(GateNote, gate, used=method_fields(gate.used)),
+        gate=None if gate is None else filled(GateNote, gate, used=method_fields(gate.used)),
     )
 
 
@@ -83,7 +82,7 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
     generate, names = plan.generate, plan.names
     gateway_s = sum(plan.stages.values())
     eviction = generate.eviction
-    return _filled(
+    return filled(
         Explanation,
         forecast,
         id=generate.id,
@@ -94,9 +93,9 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
         relevance=plan.relevance,
         retrieval=plan.retrieval,
         max_tokens=generate.sampling.max_tokens,
-        system=_filled(SegmentForecastOut, forecast.system),
+        system=filled(SegmentForecastOut, forecast.system),
         documents=[
-            _filled(DocumentForecast, each, **names[each.chunk_id]) for each in forecast.documents
+            filled(DocumentForecast, each, **names[each.chunk_id]) for each in forecast.documents
         ],
         expected_ttft_s=gateway_s + forecast.first_token_s,
         full_prefill_ttft_s=gateway_s + forecast.full_prefill_s,
@@ -105,14 +104,6 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
         eviction=None if eviction is None else method_fields(eviction),
         warnings=[*plan.warnings, *forecast.warnings],
     )
-
-
-def _filled(kind: type[T], message: Any, **given: Any) -> T:
-    """Make a record; fields that are not given are those of the worker's message."""
-    sent = {field.name: getattr(message, field.name)
-            for field in fields(kind)  # type: ignore[arg-type]
-            if field.name not in given and hasattr(message, field.name)}  # fmt: skip
-    return kind(**sent, **given)
 
 
 SOURCE_OF_TIER: dict[str, Source] = {name: name for name in ("memory", "ssd", "redis", "s3")}
@@ -127,7 +118,7 @@ def token_report(
         ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
-        runs = [_filled(TokenRunOut, run, source=source(run)) for run in segment.runs]
+        runs = [filled(TokenRunOut, run, source=source(run)) for run in segment.runs]
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(
@@ -168,7 +159,6 @@ def observe_answer(
     *,
     evicted: bool,
 ) -> None:
-    """Count an answer."""
     metrics.ttft.observe(timing.ttft_s)
     metrics.e2e.observe(timing.total_s)
     if timing.tpot_s is not None:

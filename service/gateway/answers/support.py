@@ -69,7 +69,6 @@ _SHORTEST_STEM = 3
 
 
 def words(text: str) -> list[str]:
-    """Return all words, in order."""
     out: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
         word = match.group()

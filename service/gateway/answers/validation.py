@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstitch.records.answers import Citation, Condense, RetrievalNote, Unanswerable
+from kvstitch.records.base import filled
 from kvstitch.retriever import Passage, Scope
 from kvstitch.service.errors import PromptTooLong
 from kvstitch.service.gateway.admission import CallContext
@@ -62,7 +63,6 @@ class AnswerPlan:
 
     @property
     def question(self) -> str:
-        """The text that is answered."""
         return question_of(self.turns)
 
     @property
@@ -97,46 +97,32 @@ class AnswerPlan:
                 self.warnings.append(
                     f"{name} was left out: the form of the answer says where it ends"
                 )
-        return Sampling(
+        return filled(
+            Sampling,
+            request,
             max_tokens=max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            logprobs=request.logprobs,
             top_k=request.sampling_top_k,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
             logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-            min_tokens=request.min_tokens,
             ignore_end=request.ignore_eos,
             stop_ids=[] if form is not None else request.stop_token_ids or [],
             grammar="" if form is None else form.grammar,
         )
 
 
+@dataclass(frozen=True)
 class RequestValidator:
     """Checks requests against settings, model and methods. Stateless."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        retriever: AsyncRetriever,
-        prompts: PromptBuilder,
-        methods: DefaultMethods,
-        settings: Callable[[], Settings],
-    ) -> None:
-        self._worker = worker
-        self._retriever = retriever
-        self._prompts = prompts
-        self._methods = methods
-        self._settings = settings
+    worker: Worker
+    retriever: AsyncRetriever
+    prompts: PromptBuilder
+    methods: DefaultMethods
+    settings: Callable[[], Settings]
 
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
         """Make every check that takes no time; raises as `AnswerService.open`."""
         request.check_fields()
-        ready = self._worker.require()
+        ready = self.worker.require()
         max_context, inline, sent = ready.model.max_context, request.inline_documents, request.turns
         chars = sum(turn.chars for turn in sent)
         chars += 0 if request.tools is None else len(request.tools.text)
@@ -147,22 +133,22 @@ class RequestValidator:
                 f"{f' in {len(sent)} messages' if len(sent) > 1 else ''}: shorten it",
                 field=field,
             )
-        self._retriever.require()
+        self.retriever.require()
         adapter = chosen_adapter(request.adapter, call.principal, ready)
-        fusion, eviction = self._methods.chosen(request, ready)
+        fusion, eviction = self.methods.chosen(request, ready)
         turns = normalize_turns(sent, continues=request.continue_final_message)
         searched_for, warnings = question_of(turns), list[str]()
-        if len(searched_for) > (limit := self._settings().max_question_chars):
+        if len(searched_for) > (limit := self.settings().max_question_chars):
             searched_for = searched_for[-limit:]
             warnings = [f"documents are searched for the last {limit} characters of the question"]
         query = search_query(
             request,
             searched_for,
             principal=call.principal,
-            top_k=self._prompts.format.top_k,
-            settings=self._settings(),
+            top_k=self.prompts.format.top_k,
+            settings=self.settings(),
         )
-        unanswerable = request.unanswerable or self._settings().unanswerable
+        unanswerable = request.unanswerable or self.settings().unanswerable
         inline_chars = 0 if inline is None else sum(len(document.text) for document in inline)
         may_talk = inline is None and request.documents is None and unanswerable != "answer"
         talk = may_talk and is_small_talk(searched_for)
@@ -175,10 +161,10 @@ class RequestValidator:
             fusion=fusion,
             eviction=eviction,
             adapter=adapter,
-            condense=request.condense or self._settings().condense,
+            condense=request.condense or self.settings().condense,
             unanswerable=unanswerable,
             begins=request.guided is None and not talk,
             max_context=max_context,
-            estimated_tokens=self._prompts.estimate(chars, searched, inline_chars),
+            estimated_tokens=self.prompts.estimate(chars, searched, inline_chars),
             warnings=warnings if searched else [],
         )

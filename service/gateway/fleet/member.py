@@ -1,7 +1,7 @@
 """One worker: its connection, what it reported, and what it has been sent."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvstitch.service.gateway.fleet.routing.cost import Backlog, WorkerTable
@@ -41,6 +41,7 @@ def count_by_state(metrics: GatewayMetrics, states: Callable[[], Sequence[Worker
         metrics.workers.labels(name).set_function(partial(count, name))
 
 
+@dataclass(eq=False)
 class Member:
     """What the gateway knows of a worker; in a pool it must `join` the pool's table first.
 
@@ -55,24 +56,16 @@ class Member:
         precompute_s: seconds of chunks that it computes ahead of requests.
     """
 
-    _table: WorkerTable
-
-    def __init__(
-        self,
-        number: int,
-        client: WorkerClient,
-        supervisor: Supervisor | None = None,
-        address: str | None = None,
-    ) -> None:
-        self.number = number
-        self.client = client
-        self.load = WorkerLoad()
-        self.backlog = Backlog()
-        self.requests: set[str] = set()
-        self.precompute_s = 0.0
-        self.supervisor = supervisor
-        self.address = address
-        self._served_by: int | None = None  # the process that was ready last
+    number: int
+    client: WorkerClient
+    supervisor: Supervisor | None = None
+    address: str | None = None
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    backlog: Backlog = field(default_factory=Backlog)
+    requests: set[str] = field(default_factory=set)
+    precompute_s: float = 0.0
+    _served_by: int | None = None  # the process that was ready last
+    _table: WorkerTable = field(init=False, repr=False)  # from when it joins
 
     @property
     def takes_requests(self) -> bool:

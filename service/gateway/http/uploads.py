@@ -129,7 +129,6 @@ class UploadReader:
             )
 
     def _parse_documents(self, body: bytes) -> list[IngestDocument]:
-        """Return the documents of a JSON body."""
         sent = read_json(body, self._limits.max_body_values, PrecomputeRequest)
         sent = sent or validated(None, PrecomputeRequest)
         self._check_number(len(sent.documents))

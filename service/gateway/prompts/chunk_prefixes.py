@@ -194,5 +194,4 @@ def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
 
 
 def prefix_rule(kind: PrefixKind, settings: Settings) -> PrefixRule:
-    """Return which prefixes of a kind chunks get."""
     return PrefixRule(kind, settings.companions, settings.primers, settings.document_prefix)

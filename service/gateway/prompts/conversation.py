@@ -208,7 +208,6 @@ def render_messages(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """Return the text of a conversation."""
     try:
         return template.render(messages, tools)
     except ModelRefused as error:

@@ -246,7 +246,6 @@ class AnswerText:
 
     @property
     def sent(self) -> range:
-        """The span that was sent."""
         return range(self._blanks, self._stops.passed)
 
     def offset(self, start: int) -> int:

@@ -114,7 +114,6 @@ class ServingTokenizer:
         return offsets
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of user text."""
         return len(self._plain.encode_batch([text], add_special_tokens=False)[0])
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,9 +1,11 @@
 """Requests of /admin, what stands there for people who run it, and errors of every route."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
+from kvstitch.records.answers import MethodUsed
+from kvstitch.records.base import record
 from kvstitch.service.gateway.schemas.fields import (
     DocId,
     NewDocId,
@@ -13,18 +15,9 @@ from kvstitch.service.gateway.schemas.fields import (
     Unicode,
     encodable,
 )
-from kvstitch.service.messages.reports import GateStateName
-from kvstitch.service.messages.requests import Method
+from kvstitch.service.messages.replies import GateState
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
-
-
-def _as_sent(method: Any) -> Any:
-    return {"method": method.name, **method.parameters} if isinstance(method, Method) else method
-
-
-MethodUsed = Annotated[dict[str, Any], BeforeValidator(_as_sent)]
-"""A method as clients write it: {"method": name, parameter: value, …}."""
 
 
 class DocumentIn(StrictModel):
@@ -82,23 +75,13 @@ class GateReset(StrictModel):
     )
 
 
-class GateMethod(BaseModel):
+@record
+class GateMethod(GateState):
     """One fusion method with its parameters. `checks` are the last ones of what is used;
     `recovery_…` those of the step below, returned to after `recovery_needed` good ones."""
 
-    fusion: MethodUsed
-    state: GateStateName
-    used: MethodUsed
-    why: str
-    for_s: float
-    checks: int
-    agreement: float | None
-    mean_kl: float | None
-    recovery_checks: int
-    recovery_agreement: float | None
-    recovery_kl: float | None
-    recovery_needed: int
-    trips: int
+    fusion: MethodUsed  # type: ignore[assignment]
+    used: MethodUsed  # type: ignore[assignment]
 
 
 class Gate(BaseModel):

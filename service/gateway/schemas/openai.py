@@ -120,12 +120,15 @@ class ChatMessage(LenientModel):
     refusal: Unicode | None = None
 
 
-class FunctionDefinition(LenientModel):
+class Described(LenientModel):
+    description: Unicode | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
+
+
+class FunctionDefinition(Described):
     """A function that an answer may call."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    description: Unicode | None = None
-    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
 
 
 class ToolDefinition(LenientModel):
@@ -211,19 +214,16 @@ class InputItem(LenientModel):
     output: Unicode | Parts | None = None
 
 
-class FunctionTool(LenientModel):
+class FunctionTool(Described):
     """A function that the answer may call."""
 
     type: str
     name: str | None = Field(None, pattern=NAME_PATTERN)
-    description: Unicode | None = None
-    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
     strict: bool | None = None
 
 
-class FunctionChoice(LenientModel):
+class FunctionChoice(NamedFunction):
     type: Literal["function"]
-    name: str
 
 
 class TextFormat(JsonSchemaFormat):

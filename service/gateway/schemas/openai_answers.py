@@ -4,39 +4,19 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
-from kvstitch.records.answers import (
-    RELEVANCE,
-    Attribution,
-    CacheReport,
-    Citation,
-    RetrievalNote,
-    Timing,
-    TokenLogprob,
-    Usage,
-)
+from kvstitch.records.answers import AnswerDetails, Citation, TokenLogprob, Usage
+from kvstitch.records.base import record
 from kvstitch.service.gateway.schemas.openai import OfFunction
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class Details(BaseModel):
+@record
+class Details(AnswerDetails):
     """`kvstitch` in an answer: where it came from and what it cost."""
 
     citations: list[Citation] | None = None
-    found: bool = Field(description="whether the prompt held any passage")
-    relevance: float | None = Field(None, description=RELEVANCE)
-    retrieval: RetrievalNote | None = None
-    attributions: list[Attribution] | None = None
-    finish_reason: str = Field(description="as OpenAI's, or deadline")
-    cache: CacheReport
-    stages: dict[str, float]
-    timing: Timing
-    adapter: str | None = Field(None, description="the LoRA adapter that answered")
-    fusion: dict[str, Any]
-    eviction: dict[str, Any] | None
-    seed: int | None
-    warnings: list[str]
 
 
 class ModelOut(BaseModel):
@@ -151,21 +131,22 @@ class OutputText(BaseModel):
     logprobs: list[Any] = []
 
 
-class OutputMessage(BaseModel):
-    type: Literal["message"] = "message"
+class OutputItem(BaseModel):
     id: str
     status: Status
+
+
+class OutputMessage(OutputItem):
+    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
 
-class OutputCall(BaseModel):
+class OutputCall(OutputItem):
     type: Literal["function_call"] = "function_call"
-    id: str
     call_id: str
     name: str
     arguments: str
-    status: Status
 
 
 class InputTokensDetails(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 
 from kvstitch.records.answers import FoundPassage, SearchResult, SearchResults
@@ -17,30 +17,20 @@ from kvstitch.service.settings import Settings
 from kvstitch.service.shared.tracing import Tracing, attributes_of, failure
 
 
+@dataclass(frozen=True)
 class SearchService:
     """Answers searches. Stateless."""
 
-    def __init__(
-        self,
-        retriever: AsyncRetriever,
-        passages: PassageSearch,
-        limiter: ConcurrencyLimiter,
-        settings: Callable[[], Settings],
-        *,
-        tracing: Tracing,
-        top_k: int,
-    ) -> None:
-        """`top_k`: passages, where a request does not say."""
-        self._retriever = retriever
-        self._passages = passages
-        self._limiter = limiter
-        self._settings = settings
-        self._tracing = tracing
-        self._top_k = top_k
+    retriever: AsyncRetriever
+    passages: PassageSearch
+    limiter: ConcurrencyLimiter
+    settings: Callable[[], Settings]
+    tracing: Tracing
+    top_k: int  # passages, where a request does not say
 
     async def search(self, request: SearchRequest, call: CallContext) -> SearchResults:
         """Find passages. Raises KvstitchError."""
-        span = self._tracing.begin("retrieval", call.traceparent, ago_s=call.ago_s, served=True)
+        span = self.tracing.begin("retrieval", call.traceparent, ago_s=call.ago_s, served=True)
         told = attributes_of("retrieval", request__top_k=request.top_k)
         try:
             found = await self._found(request, call)
@@ -51,7 +41,7 @@ class SearchService:
         return found
 
     async def _found(self, request: SearchRequest, call: CallContext) -> SearchResults:
-        limit = self._settings().max_question_chars
+        limit = self.settings().max_question_chars
         if not request.query.strip():
             raise InvalidRequest("query is empty: send what to search for", field="query")
         if (length := len(request.query)) > limit:
@@ -62,14 +52,14 @@ class SearchService:
             request,
             request.query,
             principal=call.principal,
-            top_k=max(1, self._top_k),
-            settings=self._settings(),
+            top_k=max(1, self.top_k),
+            settings=self.settings(),
         )
-        self._retriever.require()
-        slot = self._limiter.acquire(0, call.principal.key_id)
+        self.retriever.require()
+        slot = self.limiter.acquire(0, call.principal.key_id)
         try:
-            searching = self._passages.search(
-                partial(self._passages.find, query),
+            searching = self.passages.search(
+                partial(self.passages.find, query),
                 partial(self._response, request),
                 rerank=query.rerank,
             )
@@ -82,11 +72,11 @@ class SearchService:
         assert query is not None
         warnings = list(found.warnings)
         if not found.passages or not found.is_about_the_question:
-            warnings.append(self._passages.why_nothing(request, found))
+            warnings.append(self.passages.why_nothing(request, found))
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s}
         if query.rerank:
             stages["rerank"] = found.rerank_s
-        metadata = self._passages.metadata_of(found.passages, query.scope)
+        metadata = self.passages.metadata_of(found.passages, query.scope)
         results = []
         for cited in citations(found.passages, with_text=request.include_text):
             shared = {field.name: getattr(cited, field.name) for field in fields(FoundPassage)}

@@ -51,7 +51,6 @@ class CallLimit:
 
     @contextmanager
     def place(self, key_id: str) -> Iterator[None]:
-        """Hold a place."""
         if self._calls >= MAX_CALLS:
             raise Overloaded(
                 f"{self._calls} calls of {self._what} are under way, which is the limit: try again "

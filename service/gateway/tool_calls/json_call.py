@@ -135,7 +135,6 @@ class CallReader:
 
 
 def is_object(text: str) -> bool:
-    """Return whether it is the JSON text of an object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

@@ -26,8 +26,6 @@ from kvstitch.service.worker.sequences.sequence import EngineSequence, prompt_id
 
 @dataclass(frozen=True)
 class Prefilling:
-    """The prefills of one engine."""
-
     scheduler: Scheduler
     launcher: PrefillLauncher
     pool: KVPool

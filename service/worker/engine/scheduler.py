@@ -21,8 +21,6 @@ MAX_PREFILLING = 4
 
 
 class Scheduler:
-    """The queues of an engine."""
-
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._max_waiting = max_waiting

@@ -301,7 +301,6 @@ def _mix(
 
 
 def _mean(same: Sequence[Tensor]) -> Tensor:
-    """Return the mean of tensors of one shape."""
     return same[0] if len(same) == 1 else torch.stack([*same]).float().mean(0).to(same[0].dtype)
 
 

@@ -22,8 +22,6 @@ from kvstitch.service.worker.model.rope import RotaryTable
 
 
 class PromptKV(Protocol):
-    """The KV cache of one prompt."""
-
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
 

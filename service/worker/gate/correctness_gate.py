@@ -47,8 +47,6 @@ UNMEASURED_SHARE, UNMEASURED_UNTIL = 0.1, 200
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Settings of the gate."""
-
     share: float  # of the answers that are checked
     bounds: Bounds = field(default_factory=Bounds)
     seed: int | None = None
@@ -254,7 +252,6 @@ class Counts:
         self._sums[method] += 0.0
 
     def checked(self, method: str, seen: Observation) -> None:
-        """Count a check."""
         self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
         self._sums[method] += seen.kl
         for bound in KL_BUCKETS:

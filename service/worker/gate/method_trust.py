@@ -57,7 +57,8 @@ class MethodTrust:
     def gated(self) -> GatedMethod:
         """Return what a request gets that asks for this method now."""
         level = self.drift.level
-        note = None if level == 0 else GateNote(self.state, self.described(level), self.why)
+        used = self.described(level)
+        note = None if level == 0 else GateNote(state=self.state, used=used, why=self.why)
         return GatedMethod(self.steps[level], note, self, level)
 
     def observe(self, level: int, seen: Observation) -> None:

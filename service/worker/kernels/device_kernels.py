@@ -119,7 +119,6 @@ class DeviceKernels:
 
 @cache
 def kernels_of(device: torch.device) -> DeviceKernels:
-    """Return the kernels of a device."""
     made: DeviceKernels | None = hooks().device_kernels(device=device)
     return made or DeviceKernels()
 

@@ -127,8 +127,6 @@ class SequenceStates:
 
 
 class SequenceKV:
-    """One sequence's KV in the pool."""
-
     def __init__(self, pool: KVPool, start: Tensor, capacity: Tensor) -> None:
         self.pool = pool
         self.start = start  # first row of every extent, `[layers, kv_heads]` int64 in host memory

@@ -77,7 +77,6 @@ class Line:
         self.overhead, self.slope = overhead, slope
 
     def at(self, x: float) -> float:
-        """Return y at x."""
         return self.overhead + self.slope * x
 
 

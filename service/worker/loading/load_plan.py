@@ -133,7 +133,6 @@ def _prompt(
     missing: Sequence[tuple[int, Sequence[int]]],
     **others: Any,
 ) -> Prompt:
-    """Return a prompt for the planner."""
     turns, reused = asked.turns, asked.reused_turns
     anew = 0 if asked.as_stored else sum(tokens for tokens, _ in missing)
     return Prompt(
@@ -186,7 +185,6 @@ def waiting_prompt(
 
 
 def _rest_of(load: SegmentLoad) -> LoadableSegment:
-    """Return the rest of a load that is not finished."""
     stream = load.stream
     assert stream is not None and stream.tier is not None
     return LoadableSegment(

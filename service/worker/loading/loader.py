@@ -62,7 +62,6 @@ class Loader:
         self.shared = 0
 
     def start(self) -> None:
-        """Start the threads."""
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
         # Separate threads, so that stalled reads do not delay look-ups of where chunks are stored.
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")

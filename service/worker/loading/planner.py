@@ -89,7 +89,6 @@ class PrefillTimes:
     _without: Counter[Kind] = field(default_factory=Counter)  # prompts since the last of a kind
 
     def add(self, kind: Kind, flops: float, seconds: float) -> None:
-        """Add a prefill that was measured."""
         self._seen[kind] += 1
         self._without[kind] = 0
         if self._seen[kind] > 1:

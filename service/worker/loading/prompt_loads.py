@@ -31,8 +31,6 @@ class SegmentLost(Exception):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A prefill that waits for its loads."""
-
     prompt: PromptToLoad
     loads: Loads
     layout: PromptLayout  # says which segments the prefill computes

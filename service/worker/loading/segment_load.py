@@ -140,8 +140,6 @@ class SegmentLoad(Load):
 
 @dataclass
 class Loads:
-    """The loads of one prompt."""
-
     # of S, then of the documents, None for an empty one; [] if nothing is read
     segments: list[Load | None] = field(default_factory=list)
     # done when the chunks have been found and their loads have been started

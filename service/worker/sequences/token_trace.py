@@ -19,8 +19,6 @@ from kvstitch.service.worker.model.model_facts import FlopCount
 
 @dataclass
 class TokenTracer:
-    """Traces one prompt."""
-
     method: FusionMethod
     layers: int
     kv_heads: int

@@ -202,7 +202,6 @@ def open_store(
     on_change: Callable[[str, bool], None],
     keys: Keyring,
 ) -> TieredStore:
-    """Open the store of chunks."""
     tiers = _tiers(settings, pin, on_change)
     wanted = settings.write_tiers.split(",") if settings.write_tiers else None
     written = [t.name for t in tiers if t.kind == "memory" or wanted is None or t.name in wanted]

@@ -56,7 +56,6 @@ def _samples(
     counts: Iterable[tuple[Any, float]],
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Sample]:
-    """Return a sample for each of the counts, by one label or several."""
     samples: list[Sample] = []
     for key, count in counts:
         keys = key if isinstance(key, tuple) else (key,)
@@ -130,7 +129,6 @@ class LoadMeter:
         self._token_bytes = stored_bytes(address) / SAMPLE_TOKENS
 
     def measure(self) -> WorkerLoad:
-        """Return the load now."""
         engine, scheduler = self._engine, self._engine.scheduler
         compute, decode = engine.planner.compute, engine.decode_times
         token_s = self._token_flops * compute.slope

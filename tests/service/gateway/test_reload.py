@@ -81,11 +81,10 @@ def test_parts_look_at_the_new_settings(rig: Rig) -> None:
     )  # fmt: skip
     assert len(found.changed) == 6 and found.need_restart == []
     answers = gateway.answers
-    for part in (
-        answers._validator, answers._preparer, gateway.searches, gateway.searches._passages,
-        gateway.rerankings, gateway.embeddings,
-    ):  # fmt: skip
-        assert part._settings() is gateway.settings
+    for part in (answers.validator, answers.preparer, gateway.searches):
+        assert part.settings() is gateway.settings
+    for within in (gateway.searches.passages, gateway.rerankings, gateway.embeddings):
+        assert within._settings() is gateway.settings
     assert gateway._quotas.per_tenant.requests_per_minute == 5
     assert gateway._quotas.per_tenant.tokens_per_minute == 6
     slot = gateway.limiter.acquire(5, "k")

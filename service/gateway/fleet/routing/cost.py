@@ -74,7 +74,6 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """The backlog now."""
         return max(self.uncounted_s, self.idle_at - self._clock())
 
 

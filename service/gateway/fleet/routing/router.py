@@ -42,7 +42,6 @@ def ranked(name: bytes, workers: Iterable[int]) -> list[int]:
 
 
 def home(name: bytes, backlogs: Mapping[int, float]) -> int:
-    """Return the home of one name."""
     numbers = np.fromiter(backlogs, np.int64, count=len(backlogs))
     seconds = np.fromiter(backlogs.values(), np.float64, count=len(backlogs))
     return int(numbers[homes([name], numbers, seconds)[0]])

@@ -83,7 +83,7 @@ class CompletionWriter:
         details = envelope.details(first, parsers[0], cited)
         for result, parser in zip(results[1:], parsers[1:], strict=True):
             found = envelope.details(result, parser).warnings
-            details.warnings += [text for text in found if text not in details.warnings]
+            details.warnings.extend([text for text in found if text not in details.warnings])
         common: dict[str, Any] = {
             "id": self._id,
             "created": envelope.created,
@@ -189,7 +189,7 @@ class CompletionWriter:
         cited = response.citations if self._envelope.citations and response.attributions else None
         details = self._envelope.details(response, choice.parser, cited)
         without = {"citations"} if cited is None else None
-        facts = details.model_dump(mode="json", exclude=without)
+        facts = json_value(details, exclude=without)
         last: Any = self._last_delta(choice, response) if self._chat else ""
         reason = finish_reason(response.finish_reason, choice.parser)
         out += self._chunk([self._choice(number, last, reason=reason)], {"kvstitch": facts})

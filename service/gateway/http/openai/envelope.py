@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 from urllib.parse import quote, urlencode
 
 from fastapi import Response
 
 from kvstitch.records.answers import (
     Answer,
+    AnswerDetails,
     Citation,
     LikelyToken,
     PromptTokensDetails,
@@ -66,11 +66,10 @@ class Envelope:
         self, response: Answer, parser: CallParser | None, citations: list[Citation] | None = None
     ) -> Details:
         """Return the object `kvstitch` of an answer."""
-        names = Details.model_fields.keys() - {"citations", "warnings"}
-        fields: dict[str, Any] = {name: getattr(response, name) for name in names}
+        told = {field.name: getattr(response, field.name) for field in fields(AnswerDetails)}
         called = [] if parser is None else parser.warnings
-        warnings = [*self.asked.notes, *response.warnings, *called]
-        return Details(citations=citations, warnings=warnings, **fields)
+        told["warnings"] = [*self.asked.notes, *response.warnings, *called]
+        return Details(**told, citations=citations)
 
     def annotations(self, response: Answer, text: str) -> list[Annotation]:
         """Return an annotation for every sentence and passage that supports it.

@@ -14,8 +14,6 @@ from kvstitch.service.errors import InvalidRequest, Unsupported
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What becomes of one field."""
-
     # Noted: accepted, without an effect, and `kvstitch.warnings` says so; refused, unless the value
     # asks for nothing.
     treatment: Literal["noted", "refused"]

@@ -76,8 +76,6 @@ class Served:
 
 @dataclass(frozen=True)
 class TranslatedRequest:
-    """One request of a client."""
-
     body: CommonRequest  # as it was sent
     served: Served
     requests: list[GenerateRequest]  # per choice of the response, in the order of their indices

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from kvstitch.service import __version__
 from kvstitch.service.errors import UnknownMethod
+from kvstitch.service.gateway.answers.response import method_fields
 from kvstitch.service.gateway.auth.access import Principal
 from kvstitch.service.gateway.composition import Gateway
 from kvstitch.service.gateway.fleet.member import WorkerState
@@ -60,7 +61,10 @@ async def reset(
 
 
 def _gate(gateway: Gateway, reply: GateStates) -> Gate:
-    methods = [GateMethod.model_validate(state, from_attributes=True) for state in reply.states]
+    methods = []
+    for state in reply.states:
+        as_sent = {"fusion": method_fields(state.fusion), "used": method_fields(state.used)}
+        methods.append(GateMethod(**{**vars(state), **as_sent}))
     return Gate(sample=gateway.settings.gate_sample if reply.on else 0.0, methods=methods)
 
 

@@ -72,13 +72,11 @@ class DecoderWeights:
 
     @property
     def norms(self) -> list[Tensor]:
-        """All of its norms."""
         found = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         return [norm for norm in found if norm is not None]
 
     @property
     def weights(self) -> list[Weight]:
-        """All that it multiplies by."""
         return [self.head, *(weight for layer in self.layers for weight in layer.weights)]
 
 

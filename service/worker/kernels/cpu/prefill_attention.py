@@ -94,8 +94,6 @@ PLACED = 64
 
 
 class PassLayer(NamedTuple):
-    """A layer of a pass."""
-
     parts: LayerParts
     k_cache: Tensor  # of the prompt `[kv_heads, n, head_dim]`; `v_cache` is like it
     v_cache: Tensor

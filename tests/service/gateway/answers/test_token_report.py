@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstitch.service.gateway.answers.response import token_report
+from kvstitch.service.gateway.answers.response import NOT_ASKED, token_report
 from kvstitch.service.messages.reports import (
     Report,
     SegmentReport,
@@ -49,10 +49,7 @@ def segment(tokens: int, tier: str) -> SegmentReport:
 
 
 def report(system: SegmentReport, *documents: SegmentReport) -> Report:
-    empty: list[int] = []
-    return Report(
-        *(0, 0, 0, 0, system, list(documents), empty, [], 1.0, 1.0, 1.0, 1.0, 0.0, {}, 0),
-    )
+    return replace(NOT_ASKED, system=system, documents=list(documents))
 
 
 GENERATE = Generate("x", [3, 1], [ChunkTokens(7, [1, 2, 5, 6, 1])], [2, 2], Method("a3"))
