@@ -328,8 +328,9 @@ class Named(Result):
 
 
 @record
-class Worded(Named):  # so that the text stands before what it took
+class Worded(Named):  # so that the text and why it ends stand before what they took
     text: str
+    finish_reason: str
     citations: list[Citation]
 
 

@@ -93,7 +93,7 @@ def test_many_rows_go_where_they_were_measured_to_be_faster(
     times = iter([9.0, 9.0, ours, torchs, *[9.0] * 12])
     monkeypatch.setattr(linear_fp32, "is_fast", is_fast.__wrapped__)
     monkeypatch.setattr(measured, "measured", {})
-    monkeypatch.setattr(measured, "timeit", lambda *_, **__: next(times))
+    monkeypatch.setattr(measured, "_seconds", lambda _: next(times))
     assert linear_fp32.supports(drawn(33, 64, seed=1), weight) is taken
     assert linear_fp32.supports(few, weight)
     assert not linear_fp32.supports(drawn(linear_fp32.MOST + 1, 64, seed=1), weight)
