@@ -130,8 +130,10 @@ def encode_chunk(
             for part, stored in zip(parts, encoded, strict=True):
                 entry = by_name[f"{role}.{layer}{part.suffix}"]
                 target = data[entry.start : entry.end]
-                # Copies directly to its place in the file, whatever the strides.
-                typed_view(target, entry.dtype, entry.shape).copy_(stored)
+                if entry.start % entry.dtype.itemsize:  # no view has its dtype there
+                    target.copy_(stored.contiguous().view(torch.uint8).flatten())
+                else:  # directly to its place in the file, whatever the strides
+                    typed_view(target, entry.dtype, entry.shape).copy_(stored)
                 ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
                 digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
     for layer, state in enumerate(states or ()):

@@ -28,13 +28,13 @@ from kvstitch.kvstore.format.tensor_layout import (
 )
 
 FORMAT = "kvstitch-chunk"
-VERSION = "3"  # 2 had no key
+VERSION = "4"  # 3 lost parts that were not aligned; 2 had no key
 # Written for a chunk that was not given a key yet. It is as long as a key, so that naming a chunk
 # does not change its size, and it is no key, so that a store refuses it under every key.
 UNNAMED = "-" * KEY_LENGTH
 VALUES_ARE_KEYS = "keys"
 SEALED_FORMAT = "kvstitch-sealed-chunk"
-SEALED_VERSION = "1"
+SEALED_VERSION = "2"
 
 
 Differing = Callable[[str, BlockDigests, Sequence[int], Iterable[memoryview]], list[int]]

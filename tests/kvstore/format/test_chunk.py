@@ -95,6 +95,19 @@ def test_the_chunk_does_not_alias_its_input():
     chunk.verify()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", CODECS)
+def test_what_lies_where_its_dtype_is_not_aligned_is_stored(name, dtype):
+    """Three KV heads and an odd number of tokens, as SmolLM2 has them."""
+    spec = ChunkSpec("f", name, dtype, layers=3, kv_heads=3, head_dim=64, tokens=69)
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    for layer in range(spec.layers):
+        for role, given, found in zip(ROLES, (k, v), chunk.layer(layer), strict=True):
+            stored = codec(name).encode(role, given[layer])
+            assert torch.equal(found, codec(name).decode(role, stored, spec))
+
+
 def test_odd_sizes_still_decode():
     """One layer of int8 with an odd number of bytes per tensor keeps scales aligned."""
     spec = ChunkSpec("f", "int8", "float32", layers=2, kv_heads=1, head_dim=3, tokens=5)

@@ -139,7 +139,8 @@ def test_a_file_that_the_first_version_wrote_is_refused():
     [
         (f'"format":"{FORMAT}"', '"format":"other-format__"'),
         (f'"version":"{VERSION}"', '"version":"1"'),
-        (f'"version":"{VERSION}"', '"version":"4"'),
+        (f'"version":"{VERSION}"', '"version":"3"'),
+        (f'"version":"{VERSION}"', '"version":"5"'),
         ('"codec":"raw"', '"codec":"zip"'),
     ],
 )
