@@ -9,7 +9,6 @@ Prints a row a length: medians of the paired ratios, and of full prefill's secon
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from benchmarks.speed.engines import FULL, METHODS, PIE, SCOUT, Prompt, answer, 
 from benchmarks.speed.paired import run_paired
 from kvstitch.kvstore import MemoryTier
 from kvstitch.service.worker.api import DecoderModel, load_model
+from kvstitch_tune.records import describe
 
 DOCUMENT_TOKENS = 170
 WAYS = (FULL, SCOUT, PIE)
@@ -43,7 +43,7 @@ def main(given: Sequence[str] | None = None) -> None:
     decoder = load_model(args.model, device="cpu", quantize=args.quantize)
     head = ["tokens", "full prefill, s", f"{SCOUT} over it", "processor time", "pie", "processor"]
     rows = [_row(decoder, tokens, args.repetitions) for tokens in args.tokens]
-    print(f"{args.model}, {decoder.dtype}, {args.threads} threads, {platform.processor()}")
+    print(f"{args.model}, {decoder.dtype}, {args.threads} threads, {describe()['cpu']}")
     print(table(head, rows))
 
 

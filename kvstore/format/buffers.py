@@ -84,10 +84,19 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 def typed_view(raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return `raw` (uint8 `[n]`, any device) as `dtype` and `shape`: a view where it is aligned."""
+    """Return `raw` (uint8 `[n]`, any device) as `dtype` and `shape`, to read: a view where it is
+    aligned, else a copy."""
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
+
+
+def write_values(raw: Tensor, values: Tensor) -> None:
+    """Write values, whatever their strides, into `raw` (uint8 `[n]`), wherever that begins."""
+    if raw.storage_offset() % values.dtype.itemsize:  # no view of it has their dtype
+        raw.copy_(values.contiguous().view(torch.uint8).flatten())
+    else:
+        raw.view(values.dtype).view(values.shape).copy_(values)
 
 
 def _size_class(nbytes: int) -> int:

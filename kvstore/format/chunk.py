@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvstitch.kvstore.errors import ChunkCorrupt, ChunkSpecError
-from kvstitch.kvstore.format.buffers import ByteRange, allocate, typed_view, view_bytes
+from kvstitch.kvstore.format.buffers import ByteRange, allocate, view_bytes, write_values
 from kvstitch.kvstore.format.chunk_header import ChunkHeader, build_header, refuse_bad
 from kvstitch.kvstore.format.chunk_identity import ChunkSpec
 from kvstitch.kvstore.format.codecs import Role, codec
@@ -129,11 +129,7 @@ def encode_chunk(
             encoded = chunk_codec.encode(role, tensor.detach())
             for part, stored in zip(parts, encoded, strict=True):
                 entry = by_name[f"{role}.{layer}{part.suffix}"]
-                target = data[entry.start : entry.end]
-                if entry.start % entry.dtype.itemsize:  # no view has its dtype there
-                    target.copy_(stored.contiguous().view(torch.uint8).flatten())
-                else:  # directly to its place in the file, whatever the strides
-                    typed_view(target, entry.dtype, entry.shape).copy_(stored)
+                write_values(data[entry.start : entry.end], stored)
                 ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
                 digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
     for layer, state in enumerate(states or ()):
