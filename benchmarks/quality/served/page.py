@@ -75,8 +75,11 @@ def _row(name: str, records: Sequence[Record]) -> list[str]:
 
 
 def _exact_row(value: str, records: Sequence[Record]) -> list[str]:
-    """Of the questions that were asked with every value."""
-    pairs = [(r.exact.get(value, r.default), r.full) for r in records if r.exact]
+    """Of the questions that were asked with this value; 0: those that were with any."""
+    if value == "0":
+        pairs = [(r.default, r.full) for r in records if r.exact]
+    else:
+        pairs = [(r.exact[value], r.full) for r in records if value in r.exact]
     return [
         value,
         str(len(pairs)),
